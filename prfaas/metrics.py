@@ -33,9 +33,6 @@ POOL_SLOTS = Gauge(
     "Slots of the pool. kind is prefix (reusable), transfer (for one transfer), quarantined or free.",
     ("kind",),
 )
-POOL_TENANT_BYTES = Gauge(
-    "prfaas_agent_pool_tenant_bytes", "Prefix blocks of each tenant in the setting `tenants`.", ("tenant",)
-)
 SSD_BYTES = Counter(
     "prfaas_agent_ssd_bytes", "Payload bytes moved by the SSD tier. direction is read or write.", ("direction",)
 )
@@ -71,7 +68,6 @@ GRANTS_REFUSED = Counter(
 WIRE_REFUSALS = Counter(
     "prfaas_agent_wire_refusals", "Agent connections rejected or closed by either side.", ("reason",)
 )
-CONNECTIONS = Gauge("prfaas_agent_connections", "Open data connections to other agents.", ("direction",))
 LINK_STALLS = Counter(
     "prfaas_agent_link_stalls",
     "Stalled connections whose chunks were sent over other connections of the link.",

@@ -24,10 +24,7 @@ from prfaas.tracing import Attribute, Kind, Span
 
 EXPORT_SECONDS = 2.0  # A slower collector loses the batch. The end of the process waits no longer than this.
 SPANS_PATH = "/v1/traces"
-_KINDS: dict[Kind, SpanKind] = {"server": SpanKind.SERVER, "client": SpanKind.CLIENT, "internal": SpanKind.INTERNAL}
-# Numbers of OTLP's enumerations Span.SpanKind and Status.StatusCode.
-_KIND_NUMBERS = {SpanKind.INTERNAL: 1, SpanKind.SERVER: 2, SpanKind.CLIENT: 3}
-_ERROR_NUMBER = 2
+_ERROR_NUMBER = 2  # Of OTLP's enumeration Status.StatusCode.
 _log = logs.get("tracing")
 
 
@@ -76,7 +73,7 @@ class OtlpTracer:
     ) -> OtlpSpan:
         context = trace.set_span_in_context(NonRecordingSpan(_context(parent, is_remote=is_remote))) if parent else None
         given = _named(attributes)
-        return OtlpSpan(self._tracer.start_span(name, context=context, kind=_KINDS[kind], attributes=given))
+        return OtlpSpan(self._tracer.start_span(name, context=context, kind=SpanKind[kind.upper()], attributes=given))
 
 
 class JsonExporter(SpanExporter):
@@ -114,7 +111,7 @@ def _span(span: ReadableSpan) -> dict[str, Any]:
         "spanId": f"{context.span_id:016x}",
         "parentSpanId": f"{span.parent.span_id:016x}" if span.parent else "",
         "name": span.name,
-        "kind": _KIND_NUMBERS[span.kind],
+        "kind": span.kind.value + 1,  # OTLP's enumeration begins with UNSPECIFIED.
         "startTimeUnixNano": str(span.start_time),
         "endTimeUnixNano": str(span.end_time),
         "attributes": _pairs(span.attributes or {}),

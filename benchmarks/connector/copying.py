@@ -15,10 +15,9 @@ from typing import Any
 
 import torch
 
-from prfaas.connector.worker.copy_cuda import CudaCopier, CudaDevice
+from prfaas.connector.worker.copy_cuda import Copier, CudaCopier, CudaDevice
 from prfaas.connector.worker.copy_host import (
     BlockPairs,
-    Copier,
     HostCopier,
     LayerBlocks,
     LayerCopy,

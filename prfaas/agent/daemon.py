@@ -283,9 +283,8 @@ class Agent:
                 asyncio.get_running_loop().run_in_executor(None, link.close)
             if self._ssd is not None:
                 self._ssd.pump()
-            measure_pool(self._pool, tenants=(tenant.tenant for tenant in self._config.tenants))
+            measure_pool(self._pool)
             self._link_metrics.refresh(now)
-            metrics.CONNECTIONS.labels(direction="in").set(self._receiver.num_connections)
             await asyncio.sleep(TICK_SECONDS)
 
     # Engines

@@ -37,13 +37,10 @@ _NUMBER_GAUGES: dict[Gauge, Callable[[LinkStats], float]] = {
 }
 
 
-def measure_pool(pool: Pool, *, tenants: Iterable[str]) -> None:
-    """Set the gauges of the pool, and of the named tenants."""
-    stats = pool.stats()
-    for kind, count in stats.slots_by_kind.items():
+def measure_pool(pool: Pool) -> None:
+    """Set the gauges of the pool."""
+    for kind, count in pool.stats().slots_by_kind.items():
         metrics.POOL_SLOTS.labels(kind=kind).set(count)
-    for tenant in tenants:
-        metrics.POOL_TENANT_BYTES.labels(tenant=tenant).set(stats.tenant_bytes.get(tenant, 0))
 
 
 def pool_page(pool: Pool, ssd: SsdTier | None) -> dict[str, Any]:
@@ -73,7 +70,6 @@ class LinkMetrics:
         # A peer that has moved has two links; the link in use comes last and wins.
         links = sorted(self._link_stats(), key=lambda link: link.num_connections)
         by_peer = {link.peer: link for link in links}
-        metrics.CONNECTIONS.labels(direction="out").set(sum(link.num_connections for link in links))
         for peer in self._peers - by_peer.keys():
             for gauge in _NUMBER_GAUGES:
                 gauge.remove(peer)
