@@ -1,4 +1,4 @@
-"""Connection policy of a link: how many connections it keeps, and when one of them searches for a higher rate (pure).
+"""Connection policy of a link: number of connections, searches for a higher rate, and drains of the queue (pure).
 
 One connection keeps at most its send buffer in flight, so a long link needs several. On a short link more than two only
 overshoot its queue and cost processor time. Measured over emulated links:
@@ -33,6 +33,10 @@ NO_QUEUE_RATIO, NO_QUEUE_RISE_SECONDS = 1.15, 0.001  # A longer round trip shows
 TURN_SECONDS = 8.0  # Time from one turn of a connection to its next.
 LITTLE_QUEUE_RATIO = 1.5  # Up to this round-trip ratio a search adds no noticeable wait.
 MIN_SEARCH_CONNECTIONS = 4  # With fewer, none can be spared.
+DRAIN_RATIO = 0.95  # Share of the rate that is sent while the queue drains.
+LONG_QUEUE_RATIO = 1.25  # A longer round trip starts a drain.
+DRAIN_ROUND_TRIPS = 50  # A queue of one bandwidth-delay product drains in 20.
+DRAIN_RETRY_SECONDS = 10.0
 
 
 class LinkThroughput(NamedTuple):
@@ -139,3 +143,35 @@ class RateSearch:
         if has_queue or not sample.unacknowledged_bytes or num_connections < MIN_SEARCH_CONNECTIONS:
             return False
         return sample.at - self._turn_at >= TURN_SECONDS / num_connections
+
+
+class QueueDrain:
+    """Decides when a long link sends a little less than its path carries, so that the queue on the path drains.
+
+    Connections with BBR fill that queue together and lose what does not fit. Other transfers then wait for the queue and for
+    retransmissions. A round trip that stays long shows a queue of others or a longer path, so the drain ends for a while.
+    Measured at 1 Gbit/s and 40 ms: a prompt beside 50 of another tenant takes 1.8 instead of 2.3 times as long as alone.
+    """
+
+    def __init__(self) -> None:
+        self._began_at: float | None = None
+        self._retry_at = -math.inf
+
+    def limit(self, sample: LinkSample, *, bytes_per_second: float, is_shared: bool) -> float:
+        """Return the rate that the link may send now; infinity without a drain.
+
+        `bytes_per_second` is the rate estimate. `is_shared` tells whether several transfers are under way.
+        """
+        is_long = sample.rtt_seconds > LONG_QUEUE_RATIO * sample.min_rtt_seconds + NO_QUEUE_RISE_SECONDS
+        has_wait = is_long and is_shared and sample.queued_bytes and sample.min_rtt_seconds >= LONG_RTT_SECONDS
+        if not has_wait or not bytes_per_second:
+            self._began_at = None
+            return math.inf
+        if sample.at < self._retry_at:
+            return math.inf
+        if self._began_at is None:
+            self._began_at = sample.at
+        if sample.at - self._began_at > DRAIN_ROUND_TRIPS * sample.min_rtt_seconds:
+            self._began_at, self._retry_at = None, sample.at + DRAIN_RETRY_SECONDS
+            return math.inf
+        return DRAIN_RATIO * bytes_per_second

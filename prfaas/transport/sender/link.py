@@ -383,10 +383,11 @@ class Link:
     # Rate
 
     def _take_budget_shares(self) -> None:
-        """Send no faster than the lowest of this link's shares of its budgets."""
+        """Send no faster than the lowest of this link's shares of its budgets, and than a drain of the path's queue."""
         usage = self._monitor.usage(is_busy=self._outbox.num_transfers > 0)
         now = time.monotonic()
-        share = min((budget.share(self, usage, now=now) for budget in self._config.budgets), default=math.inf)
+        shares = [budget.share(self, usage, now=now) for budget in self._config.budgets]
+        share = min([self._monitor.drain_limit, *shares])
         if not math.isclose(share, self._pace, rel_tol=PACE_STEP_RATIO):
             self._pace = share
             self._divide_pace()

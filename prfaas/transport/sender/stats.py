@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import os
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from prfaas.transport.codec.packing import LinkLoad, PackingPolicy
-from prfaas.transport.congestion.connection_policy import LinkThroughput, RateSearch
+from prfaas.transport.congestion.connection_policy import LinkThroughput, QueueDrain, RateSearch
 from prfaas.transport.congestion.rate_budget import LinkUsage
 from prfaas.transport.congestion.rate_estimator import (
     LinkHealth,
@@ -60,6 +61,8 @@ class LinkMonitor:
         self._round_trips: RoundTripTracker[ConnectionWorker] = RoundTripTracker()
         self._estimator = RateEstimator()
         self._rate_search, self._num_searches = RateSearch(), 0
+        self._queue_drain = QueueDrain()
+        self.drain_limit = math.inf  # Bytes per second that may leave while the queue on the path drains.
 
     @property
     def health(self) -> LinkHealth:
@@ -82,6 +85,8 @@ class LinkMonitor:
             self._num_searches += 1
             infos[self._num_searches % len(infos)][0].connection.search_rate()
         rate = self._estimator.health.achievable_bytes_per_second
+        is_shared = outbox.num_transfers > 1
+        self.drain_limit = self._queue_drain.limit(sample, bytes_per_second=rate, is_shared=is_shared)
         is_full = outbox.queued_bytes > 0
         self.packing.observe(LinkLoad(now, rate, len(infos), is_full, outbox.acknowledged_bytes))
         if not self._estimator.is_steady:

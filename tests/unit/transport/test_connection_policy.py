@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from prfaas.transport.congestion.connection_policy import (
+    DRAIN_RATIO,
+    DRAIN_RETRY_SECONDS,
+    DRAIN_ROUND_TRIPS,
     LOSS_BASED_CONNECTIONS,
     ROOM_SECONDS,
     TURN_SECONDS,
     LinkThroughput,
+    QueueDrain,
     RateSearch,
     connection_count,
 )
@@ -107,3 +113,40 @@ def test_no_search_where_it_would_not_help(
     assert not _searches(
         seconds, queued=queued, unacknowledged=unacknowledged, rtt_seconds=rtt_seconds, min_rtt_seconds=min_rtt_seconds
     )
+
+
+# Drains of the queue
+
+FULL = LinkSample(0.0, 0, 0, 0, 1, 0, 2 * MIN_RTT_SECONDS, MIN_RTT_SECONDS)
+RATE = 1e8
+
+
+def test_link_sends_less_than_its_rate_while_its_queue_is_long() -> None:
+    drain = QueueDrain()
+    assert drain.limit(FULL, bytes_per_second=RATE, is_shared=True) == DRAIN_RATIO * RATE
+    assert (
+        drain.limit(FULL._replace(rtt_seconds=1.1 * MIN_RTT_SECONDS), bytes_per_second=RATE, is_shared=True) == math.inf
+    )
+
+
+@pytest.mark.parametrize(
+    ("sample", "rate", "is_shared"),
+    [
+        (FULL._replace(queued_bytes=0), RATE, True),
+        (FULL, 0.0, True),
+        (FULL, RATE, False),
+        (FULL._replace(rtt_seconds=0.01, min_rtt_seconds=0.001), RATE, True),
+    ],
+    ids=["nothing waits", "unknown rate", "one transfer", "short link"],
+)
+def test_no_drain_where_it_would_not_help(sample: LinkSample, rate: float, is_shared: bool) -> None:
+    assert QueueDrain().limit(sample, bytes_per_second=rate, is_shared=is_shared) == math.inf
+
+
+def test_queue_that_stays_is_drained_for_fifty_round_trips_in_ten_seconds() -> None:
+    drain, steps = QueueDrain(), range(int(30 / STEP_SECONDS))
+    samples = [FULL._replace(at=step * STEP_SECONDS) for step in steps]
+    drained = [sample.at for sample in samples if drain.limit(sample, bytes_per_second=RATE, is_shared=True) < math.inf]
+    assert len(drained) * STEP_SECONDS == pytest.approx(3 * DRAIN_ROUND_TRIPS * MIN_RTT_SECONDS, rel=0.1)
+    pauses = [at - before for at, before in zip(drained[1:], drained, strict=False) if at - before > 2 * STEP_SECONDS]
+    assert pauses == pytest.approx([DRAIN_RETRY_SECONDS] * 2, abs=2 * STEP_SECONDS)
