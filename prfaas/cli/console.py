@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import prfaas
@@ -136,16 +135,21 @@ def _records_at(
     return records, failures
 
 
-def _changes(call: Call) -> tuple[ModuleType, bytes]:
-    """Return the module that changes a deployment, and the deployment's secret."""
-    return startup.load_extra("prfaas.console.changes", extra="site"), grants.read_secret(call.settings.secret_file)
+def _carry_out(call: Call, method: str, *requests: dict[str, Any]) -> list[dict[str, Any]]:
+    """Have the managers carry out operations, and return the fields of the answers."""
+    changes, secret = (
+        startup.load_extra("prfaas.console.changes", extra="site"),
+        grants.read_secret(call.settings.secret_file),
+    )
+    answers: list[dict[str, Any]] = asyncio.run(changes.carry_out(call.settings, secret, method, *requests))
+    return answers
 
 
 def _drain(call: Call) -> CommandOutput:
-    changes, secret = _changes(call)
-    seconds = units.parse_seconds(call.arguments.within)
+    node, seconds = call.arguments.node, units.parse_seconds(call.arguments.within)
     _report_wait(call.arguments)
-    moved = asyncio.run(changes.drain(call.settings, secret, node=call.arguments.node, seconds=seconds))
+    (moved,) = _carry_out(call, "Drain", {"node": node, "timeout_seconds": seconds})
+    moved["node"] = node
     left = (moved["num_requests_left"], moved["num_engines_unknown"])
     counts = (str(moved["num_prefixes"]), tables.size(moved["moved_bytes"]), *map(str, left))
     columns = ("node", "prefixes moved", "bytes moved", "requests still running", "engines without a report")
@@ -161,17 +165,20 @@ def _report_wait(arguments: argparse.Namespace) -> None:
 
 
 def _undrain(call: Call) -> CommandOutput:
-    changes, secret = _changes(call)
-    done = asyncio.run(changes.undrain(call.settings, secret, node=call.arguments.node))
-    return CommandOutput(done, [tables.Table("Placement resumed", ("node",), ((done["node"],),))])
+    node = call.arguments.node
+    _carry_out(call, "Undrain", {"node": node})
+    return CommandOutput({"node": node}, [tables.Table("Placement resumed", ("node",), ((node,),))])
 
 
 def _flip(call: Call) -> CommandOutput:
-    changes, secret = _changes(call)
     asked = {name: getattr(call.arguments, name) for name in ("node", "role")}
     seconds = units.parse_seconds(call.arguments.within)
     _report_wait(call.arguments)
-    changed = asyncio.run(changes.flip(call.settings, secret, seconds=seconds, **asked))
+    (response,) = _carry_out(call, "SetRole", {**asked, "timeout_seconds": seconds})
+    changed = response["changes"]
+    for change in changed:
+        if change.pop("is_load_unknown"):
+            change["num_requests_left"] = None
     rows = tuple(
         (
             change["instance"],
@@ -209,11 +216,11 @@ def _pool_hot(call: Call) -> CommandOutput:
 
 def _pool_order(call: Call) -> CommandOutput:
     """Pin, unpin or remove a prefix on nodes, by default on all."""
-    changes, secret = _changes(call)
-    order = call.arguments.order
     nodes = call.arguments.node or [node["node"]["name"] for node in tables.nodes_of(call.page("/state"))]
     end_hash = _hash(call.arguments.hash)
-    found = asyncio.run(changes.order_pool(call.settings, secret, nodes=nodes, end_hash=end_hash, order=order))
+    order = {"end_hash": end_hash, "order": call.arguments.order, "timeout_seconds": call.settings.timeout}
+    ends = _carry_out(call, "OrderPool", *({**order, "node": node} for node in nodes))
+    found = [{"node": node, **end} for node, end in zip(nodes, ends, strict=True)]
     rows = tuple(
         (end["node"], end["outcome"], tables.size(end["held_bytes"]), tables.size(end["removed_bytes"]))
         for end in found
