@@ -103,7 +103,15 @@ class Manager:
         )
         self._planner = self._make_planner()
         pool_orders = PoolOrders()
-        self._operations = self._make_operations(pool_orders)
+        self._operations = Operations(
+            config,
+            world=self.world,
+            replication=self.replication,
+            copies=self.copies,
+            rebalancer=self._rebalancer,
+            pool_orders=pool_orders,
+            changes_roles=self._planner is not None and config.role_changes == "apply",
+        )
         self._grpc = GrpcServer(
             config,
             secret=secret,
@@ -118,17 +126,6 @@ class Manager:
         self._make_http()
         self._background: list[asyncio.Task[None]] = []
         self.is_ready = False
-
-    def _make_operations(self, pool_orders: PoolOrders) -> Operations:
-        return Operations(
-            self._config,
-            world=self.world,
-            replication=self.replication,
-            copies=self.copies,
-            rebalancer=self._rebalancer,
-            pool_orders=pool_orders,
-            changes_roles=self._planner is not None and self._config.role_changes == "apply",
-        )
 
     def _note_match(self, query: Query, answer: MatchResult) -> None:
         self._rebalancer.note(query, answer)

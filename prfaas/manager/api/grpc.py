@@ -13,7 +13,6 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from prfaas import logs, metrics, tracing
 from prfaas.errors import ConfigError, FencedError, IndexRefusal
-from prfaas.index.membership import Node
 from prfaas.manager.api.scaler import Scaler
 from prfaas.manager.api.service import UNREADABLE, Service
 from prfaas.manager.config import ManagerConfig
@@ -207,7 +206,8 @@ class GrpcServer:
             writer.append(forgotten_record(node.name))
         if self._world.register(node):
             writer.append(node_record(node))
-            _log_registration(node)
+            counts = {"num_layouts": len(node.layouts), "num_engines": len(node.engines)}
+            log.info("node.registered", node=node.name, cluster=node.cluster, epoch=node.epoch, **counts)
         config = self._config
         return pb.RegisterResponse(
             heartbeat_seconds=self._digest_seconds,
@@ -310,17 +310,6 @@ class GrpcServer:
             yield self._service.state(index_stale=self._replication.is_stale)
             while self._world.version == version and _now() < deadline:  # noqa: ASYNC110 - the world is synchronous
                 await asyncio.sleep(_WATCH_POLL_SECONDS)
-
-
-def _log_registration(node: Node) -> None:
-    log.info(
-        "node.registered",
-        node=node.name,
-        cluster=node.cluster,
-        epoch=node.epoch,
-        num_layouts=len(node.layouts),
-        num_engines=len(node.engines),
-    )
 
 
 def _check_is_read(request: object) -> None:
