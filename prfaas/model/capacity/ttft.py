@@ -15,7 +15,7 @@ from prfaas.model.deployment import Deployment
 from prfaas.model.planning.plan import Plan
 
 # Longer traces are represented by so many requests. With queues there are fewer, since each has many delays.
-_NUM_POINTS = 1 << 15
+_NUM_POINTS = 1 << 11
 _NUM_QUEUED_POINTS = 1 << 10
 
 

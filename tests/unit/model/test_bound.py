@@ -51,11 +51,6 @@ def test_a_price_of_bandwidth_is_what_one_more_gbit_adds() -> None:
     assert fractional.duals(loads)["gbps:h200"] == pytest.approx(gained, rel=0.15)
 
 
-def test_more_bandwidth_of_a_wide_path_is_worth_nothing() -> None:
-    loads, fractional, _ = bounds(*case_study())
-    assert fractional.duals(loads)["gbps:h200"] == 0
-
-
 def test_clusters_without_a_path_exchange_nothing() -> None:
     deployment, traffic = case_study()
     (remote,), (pd,) = deployment.prfaas, deployment.pd

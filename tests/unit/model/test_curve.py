@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from prfaas.model.cost.curve import Curve, fitted, through
@@ -9,12 +8,6 @@ from prfaas.model.cost.curve import Curve, fitted, through
 def test_a_curve_through_points_meets_them_and_goes_straight_on() -> None:
     curve = through([1, 3, 5], [10, 20, 60])
     assert [curve(x) for x in (1, 2, 3, 4, 5, 7)] == [10, 15, 20, 40, 60, 100]
-
-
-def test_many_values_are_those_of_single_calls() -> None:
-    curve = Curve((2.0, 4.0), ((1, 0, 0), (0, 1, 0), (0, 0, 1)))
-    lengths = np.array([0.5, 2.0, 3.0, 4.0, 10.0])
-    assert curve.many(lengths).tolist() == [curve(length) for length in lengths]
 
 
 def test_a_sum_of_curves_is_the_sum_of_their_values_around_every_knot() -> None:

@@ -24,16 +24,6 @@ def test_wait_at_full_load_is_infinite(arrivals: float) -> None:
     assert QueueModel(4, arrivals, 1.0, 0.0).mean_wait_seconds == math.inf
 
 
-def test_wait_is_zero_without_arrivals_or_with_infinite_servers() -> None:
-    assert QueueModel(4, 0.0, 1.0, 0.0).mean_wait_seconds == 0
-    assert QueueModel(math.inf, 5.0, 1.0, 0.0).mean_wait_seconds == 0
-
-
-def test_more_servers_at_the_same_load_wait_less() -> None:
-    waits = [QueueModel(k, 0.8 * k, 1.0, 1.0).mean_wait_seconds for k in (1, 2, 4, 8, 16)]
-    assert waits == sorted(waits, reverse=True)
-
-
 def test_a_shared_link_delays_transfers_in_proportion_to_their_size() -> None:
     link = SharedLink(arrivals_per_second=0.8, mean_seconds=1.0, squared_cv=0.5)
     seconds = np.array([0.2, 1.0, 4.0])

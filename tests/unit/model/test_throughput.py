@@ -6,7 +6,6 @@ import pytest
 
 from benchmarks.solver import paper
 from prfaas.model.capacity import throughput
-from prfaas.solve.files import catalog
 
 GBIT = 1e9 / 8
 
@@ -32,21 +31,6 @@ def test_equation_2_gives_the_fleet_sizes_of_section_2() -> None:
         else:
             assert claim.error == pytest.approx(0, abs=0.026), name
     assert len(claims) == 8
-
-
-def test_equation_2_has_two_forms_that_differ_by_the_variance_of_lengths() -> None:
-    profile = catalog.find_profile("h200-internal-1t").prefill
-    model = catalog.find_model("internal-1t-hybrid")
-    kv_bytes, seconds = (
-        0.5 * (model.kv_bytes(1000) + model.kv_bytes(63_000)),
-        0.5 * (profile.seconds(1000) + profile.seconds(63_000)),
-    )
-    exact = paper.required_egress(512, 8, kv_bytes=kv_bytes, prefill_seconds=seconds)
-    approximate = paper.required_egress(
-        512, 8, kv_bytes=model.kv_bytes(32_000), prefill_seconds=profile.seconds(32_000)
-    )
-    assert exact < approximate
-    assert exact == pytest.approx(approximate, rel=0.06)
 
 
 def test_equation_3_takes_the_lesser_of_computing_and_sending() -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.solver.paper import TABLE_6
-from prfaas.model.capacity.ttft import estimate_ttft
-from prfaas.model.planning.plan import Plan
 from prfaas.sim.run import SimulationRun, prepare, simulate, traffic
 from prfaas.sim.scenario import Scenario
 from prfaas.sim.stations import StationTwin
@@ -76,11 +74,3 @@ def test_overlap_never_makes_a_first_token_later() -> None:
         ).summary.ttft.mean
 
     assert mean(64) < mean(1)
-
-
-def test_without_queues_the_twin_has_the_solvers_ttft() -> None:
-    scenario = Scenario(load=ALMOST_IDLE, requests=8_000, first_token_steps=0, warmup=0.0)
-    run = simulate(scenario)
-    plan: Plan = run.setup.plan
-    expected = estimate_ttft(plan, run.setup.deployment, run.setup.workload)
-    assert run.summary.ttft.mean == pytest.approx(expected.mean_seconds, rel=0.02)
