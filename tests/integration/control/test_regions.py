@@ -54,14 +54,14 @@ async def test_plan_leaves_out_a_down_link_and_no_byte_of_a_bound_tenant_leaves_
     with running_deployment(
         tmp_path, num_engines=1, clusters=CLUSTERS, router_settings=settings, deployment=str(file)
     ) as site:
-        await until(lambda: _planned(site) == pytest.approx(_bound(file), rel=0.01), seconds=60, what="the plan")
+        await until(lambda: _planned(site) == pytest.approx(_bound(file), rel=0.01), seconds=120, what="the plan")
         assert await _reasons_and_outside_bytes(site, "a") == ({"long"}, 0)
         assert await _status_at(site, "east", "a") == 503
         source, target = DOWN
         site.relays[target].filter(_refusing(source))
         site.relays[source].filter(_refusing(target))  # The receiver would dial instead.
         without = pytest.approx(_bound(file, down=DOWN), rel=0.01)
-        await until(lambda: _planned(site) == without, seconds=60, what="the plan without the link")
+        await until(lambda: _planned(site) == without, seconds=120, what="the plan without the link")
         assert await _reasons_and_outside_bytes(site, "a") == ({"link_down"}, 0)
         reasons, num_bytes = await _reasons_and_outside_bytes(site, "b")
         assert reasons == {"long"} and num_bytes > 0
