@@ -126,22 +126,6 @@ class CopyCommand:
     priority: int
 
 
-PoolOrder = Literal[
-    "pin",  # Keep until unpinned.
-    "unpin",
-    "remove",  # Evict now, except blocks in use.
-]
-
-
-@dataclass(frozen=True)
-class PoolCommand:
-    """Operator's command to keep or to remove the prefix that ends with a hash."""
-
-    transfer_id: TransferId
-    end_hash: BlockHash
-    order: PoolOrder
-
-
 TransferPhase = Literal[
     "queue",  # Sending engine: from the request to the first layer.
     "prefill",  # From the first layer to the end of the last forward pass.
@@ -158,15 +142,9 @@ class TransferTiming:
     seconds: Mapping[TransferPhase, float]
 
 
-AgentCommand = CopyCommand | PoolCommand
-
-
 @dataclass(frozen=True)
 class CopyEnd:
-    """Outcome of a command. Bytes are payload.
-
-    For a `PoolCommand`, `moved_bytes` left the pool and `held_bytes` are the bytes that the command concerns.
-    """
+    """Outcome of a command. Bytes are payload."""
 
     transfer_id: TransferId
     outcome: CopyOutcome

@@ -42,7 +42,6 @@ from prfaas.agent.engine.server import (
 )
 from prfaas.agent.engine.tls_ports import start_tls_ports
 from prfaas.agent.links import Links
-from prfaas.agent.prefix.pins import Pins
 from prfaas.agent.prefix.replicate import PrefixCopies
 from prfaas.agent.prefix.store import PrefixStore
 from prfaas.agent.status import LinkMetrics, StatusServer, measure_pool, pool_page
@@ -61,7 +60,7 @@ from prfaas.transport.net.tls_proxy import INNER, TlsProxy, tls_proxy_for
 from prfaas.transport.receiver.api import OpenRequest
 from prfaas.transport.receiver.server import Receiver, ReceiverConfig
 from prfaas.transport.sender.api import SendEvent
-from prfaas.types import AgentCommand, AgentName, CopyCommand, CopyEnd, PoolCommand, TransferTiming
+from prfaas.types import AgentName, CopyEnd, TransferTiming
 
 if TYPE_CHECKING:
     from prfaas.agent.report import NodeReporter
@@ -112,7 +111,6 @@ class Agent:
             )
         self._layouts = LayoutRegistry(self._name, self._pool)
         self._prefix_store = PrefixStore(self._pool, handles, ssd=self._ssd)
-        self._pins = Pins(self._pool, self._ssd, report=self._report_end)
 
         # Links, and all that leaves over them
         on_link_event = partial(self._call_on_loop, self._on_link_event)
@@ -230,7 +228,7 @@ class Agent:
                     epoch=self._epoch,
                     wire_address=address,
                     link_stats=self._links.stats,
-                    on_command=self._take_command,
+                    on_command=self._copies.take,
                 )
                 tasks.create_task(self._reporter.run())
             if self._ssd is not None:
@@ -238,13 +236,6 @@ class Agent:
             tasks.create_task(self._tick_forever())
             tasks.create_task(self._accept_opens())
             tasks.create_task(self._populate_arenas())
-
-    def _take_command(self, command: AgentCommand) -> None:
-        match command:
-            case CopyCommand():
-                self._copies.take(command)
-            case PoolCommand():
-                self._pins.take(command)
 
     async def _accept_opens(self) -> None:
         """Answer OPENs one per iteration of the event loop.
@@ -341,7 +332,6 @@ class Agent:
             self._copies.forget(message.model)
             self._inbound.forget(message.model)
             self._prefix_store.forget(engine, message)
-            self._pins.drop_absent()
         elif isinstance(message, Release | Cancel):
             self._on_end(engine, message)
 
@@ -431,7 +421,6 @@ class Agent:
             "prefix_store": len(self._prefix_store),
             "pending_claims": len(self._pending_claims),
             **pool_page(self._pool, self._ssd),
-            "pins": self._pins.status(),
             "engines": [connection.name for connection in self._engines.connections],
             "reverse_connections": [asdict(connection) for connection in self._receiver.reverse_dials()],
             "links": [asdict(stats) for stats in self._links.stats()],

@@ -24,9 +24,9 @@ from prfaas.transport.congestion.rate_estimator import LOSS_SEGMENTS
 from prfaas.transport.net.tls import Certificates
 from prfaas.transport.sender.stats import LinkStats
 from prfaas.types import (
-    AgentCommand,
     AgentName,
     ClusterName,
+    CopyCommand,
     InstanceId,
 )
 
@@ -149,7 +149,7 @@ class NodeReporter:
         epoch: int,
         wire_address: str,
         link_stats: Callable[[], Iterable[LinkStats]],
-        on_command: Callable[[AgentCommand], None],
+        on_command: Callable[[CopyCommand], None],
     ) -> None:
         """Create the reporter; `on_command` gets the managers' commands.
 

@@ -10,7 +10,6 @@ from typing import Generic, TypeVar
 from prfaas.cachepool.arena import Arena, SlotMemory, stride_of
 from prfaas.cachepool.block_run import BlockIdentity, BlockRun
 from prfaas.cachepool.capacity import NO_LIMITS, Capacity, TenantAccount, TenantShares
-from prfaas.cachepool.removal import RunCut
 from prfaas.cachepool.slots import Lease, LeaseId, SlotTable
 from prfaas.hashing import NO_HASH
 from prfaas.kv.layout import Layout
@@ -187,10 +186,6 @@ class SlotPool(Generic[Memory]):
         """Return the linear states, with their lengths, that end within 16 tokens after `unit` (a unit's hash or the root)."""
         return self._slots_of(arena).states[group].get(unit, {})
 
-    def chain(self, arena: SlotMemory, end_hash: BlockHash) -> list[int]:
-        """Return the slots of the blocks that end with a hash in any group, and of all blocks that they depend on."""
-        return self._slots_of(arena).chain(end_hash)
-
     def pin(self, arena: SlotMemory, pinned: Iterable[int], lease: LeaseId, *, is_use: bool = True) -> None:
         """Read prefix blocks under `lease`, which keeps them. Without `is_use` they leave no later for it."""
         slots, used, read = self._slots_of(arena), list(pinned), self._leases[lease].read
@@ -315,17 +310,6 @@ class SlotPool(Generic[Memory]):
         self._settle(run if len(run) else slots.drop_child(run.above))
         if not was_forgotten:
             self._on_change(BlocksRemoved(slots.arena.layout.fingerprint, run.group, tuple(hashes), self._tier))
-
-    def cut(self, cuts: Iterable[RunCut]) -> int:
-        """Shorten the runs that are this pool's, as far as their blocks are not in use, and return the bytes that left."""
-        num_bytes = 0
-        for slots, run, num_left in cuts:
-            num_blocks = len(run) - max(num_left, run.num_kept())
-            if slots is self._by_number.get(slots.number) and num_blocks > 0:
-                self._capacity.candidates.discard(run)
-                self._cut(run, num_blocks)
-                num_bytes += num_blocks * slots.arena.stride_bytes
-        return num_bytes
 
     def forget(self, model: str) -> int:
         """Make everything that is stored or written for a model impossible to find, and return its prefix bytes.

@@ -155,18 +155,6 @@ class SlotTable:
                 del awaited[key[1]]
         return run
 
-    def chain(self, end_hash: BlockHash) -> list[int]:
-        """Return the slots of the blocks that end with a hash, and of all blocks that they depend on, each once."""
-        found: dict[int, None] = {}
-        runs = [self.run_with((group, end_hash)) for group in range(len(self.by_hash))]
-        queue = [(run, run.position_of(end_hash)) for run in runs if run is not None]
-        for run, end in queue:  # The queue grows meanwhile.
-            found |= dict.fromkeys(run.slots[: end + 1])
-            above, parent = run.above, self.run_with(run.above)
-            if above is not None and parent is not None:
-                queue.append((parent, parent.position_of(above[1])))
-        return list(found)
-
     # Prefix blocks
 
     def is_new(self, taken: Sequence[int], group: int, hashes: Sequence[BlockHash], parent: BlockHash) -> bool:

@@ -8,7 +8,7 @@ import os
 import shutil
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -139,14 +139,6 @@ class SsdTier:
         return not (self._to_write or self._to_read or self._writing or self._reading)
 
     # Removal
-
-    def exclude_from_writes(self, hashes: Set[BlockHash], then: Callable[[], None]) -> bool:
-        """Drop these blocks from the write queue, and return whether none is being written now.
-
-        If a block is being written, `then` is called after that.
-        """
-        self._to_write = deque((key for key in self._to_write if key[2] not in hashes), maxlen=MAX_WAITING)
-        return self._have_ended({job for job in self._writing if job.block.block_hash in hashes}, then)
 
     def forget(self, model: str, then: Callable[[], None]) -> int:
         """Do `Pool.forget` for this tier, after the memory pool's: blocks in memory would be written again.

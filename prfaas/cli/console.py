@@ -214,23 +214,6 @@ def _pool_hot(call: Call) -> CommandOutput:
     return CommandOutput(prefixes, [tables.records_table("Hot prefixes", prefixes, tables.HOT_COLUMNS)])
 
 
-def _pool_order(call: Call) -> CommandOutput:
-    """Pin, unpin or remove a prefix on nodes, by default on all."""
-    nodes = call.arguments.node or [node["node"]["name"] for node in tables.nodes_of(call.page("/state"))]
-    end_hash = _hash(call.arguments.hash)
-    order = {"end_hash": end_hash, "order": call.arguments.order, "timeout_seconds": call.settings.timeout}
-    ends = _carry_out(call, "OrderPool", *({**order, "node": node} for node in nodes))
-    found = [{"node": node, **end} for node, end in zip(nodes, ends, strict=True)]
-    rows = tuple(
-        (end["node"], end["outcome"], tables.size(end["held_bytes"]), tables.size(end["removed_bytes"]))
-        for end in found
-    )
-    moods = tuple[tables.Mood, ...]("good" if end["outcome"] in ("completed", "evicted") else "bad" for end in found)
-    is_done = any(end["outcome"] == "completed" for end in found)
-    table = tables.Table("Pool", ("node", "outcome", "bytes", "bytes removed"), rows, moods)
-    return CommandOutput(found, [table], status=0 if is_done else 1)
-
-
 def _init(call: Call) -> CommandOutput:
     site_files = startup.load_extra("prfaas.console.site_files", extra="site")
     given = call.arguments
@@ -290,13 +273,6 @@ def _down(call: Call) -> CommandOutput:
     site_processes = startup.load_extra("prfaas.console.site_processes", extra="site")
     ended = site_processes.end_all(call.arguments.folder)
     return CommandOutput([process.name for process in ended], [site_processes.processes_table(ended)])
-
-
-def _hash(text: str) -> bytes:
-    try:
-        return bytes.fromhex(text)
-    except ValueError as error:
-        raise ConfigError(f"HASH: {text!r}; write hexadecimal digits, as `prfaas pool hot` shows them") from error
 
 
 def _doctor(call: Call) -> CommandOutput:
@@ -402,13 +378,6 @@ def _add_pool(commands: Any) -> None:
     pool = commands.add_parser("pool", help="contents of the pools").add_subparsers(metavar="COMMAND", required=True)
     _add(pool, "ls", _pool_ls, "blocks and bytes by cluster, node, model, KV group and tier")
     _add(pool, "hot", _pool_hot, "the most requested prefixes of late")
-    pin = _add(pool, "pin", _pool_order, "keep a prefix in memory until it is unpinned")
-    unpin = _add(pool, "unpin", _pool_order, "allow a pinned prefix to be evicted")
-    remove = _add(pool, "rm", _pool_order, "remove a prefix and the blocks that only it needs, unless in use")
-    for parser, order in ((pin, "pin"), (unpin, "unpin"), (remove, "remove")):
-        parser.set_defaults(order=order)
-        parser.add_argument("hash", metavar="HASH", help="hash of the last token, as `prfaas pool hot` shows it")
-        parser.add_argument("--node", action="append", metavar="NODE", help="an agent's name; default all")
 
 
 def _add_doctor(commands: Any) -> None:

@@ -27,7 +27,7 @@ from prfaas.manager.dashboard.cache_hits import CacheHits
 from prfaas.manager.dashboard.feed import Feed
 from prfaas.manager.dashboard.overview import Overview
 from prfaas.manager.dashboard.pages import DashboardPages
-from prfaas.manager.operations.commands import Copies, PoolOrders
+from prfaas.manager.operations.commands import Copies
 from prfaas.manager.operations.operations import Operations
 from prfaas.manager.operations.rebalancer import Rebalancer
 from prfaas.manager.planning.paths import Paths
@@ -102,14 +102,12 @@ class Manager:
             note=self._rebalancer.note,
         )
         self._planner = self._make_planner()
-        pool_orders = PoolOrders()
         self._operations = Operations(
             config,
             world=self.world,
             replication=self.replication,
             copies=self.copies,
             rebalancer=self._rebalancer,
-            pool_orders=pool_orders,
             changes_roles=self._planner is not None and config.role_changes == "apply",
         )
         self._grpc = GrpcServer(
@@ -118,7 +116,7 @@ class Manager:
             service=self.service,
             world=self.world,
             replication=self.replication,
-            command_sources=(self.copies, pool_orders),
+            copies=self.copies,
             operations=self._operations,
             stop_seconds=stop_seconds,
             digest_seconds=digest_seconds,

@@ -31,7 +31,7 @@ from prfaas.rpc.translate import (
     node_message,
 )
 from prfaas.transport.net.tls import CertificateFiles
-from prfaas.types import AgentCommand, CopyEnd, TransferTiming
+from prfaas.types import CopyCommand, CopyEnd, TransferTiming
 
 _CALL_SECONDS = 3.0
 _FIGURES_SECONDS = 1.0  # Period of unchanged figures.
@@ -71,7 +71,7 @@ class Reporter:
         secret: bytes,
         figures: Callable[[], Figures] | None = None,
         tls: CertificateFiles | None = None,
-        on_command: Callable[[AgentCommand], None] = lambda command: None,
+        on_command: Callable[[CopyCommand], None] = lambda command: None,
     ) -> None:
         """`figures` is called twice a second, `on_command` per command of the manager, possibly repeatedly."""
         self._managers = list(managers)

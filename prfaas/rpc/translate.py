@@ -16,7 +16,6 @@ from prfaas.kv.layout import Layout, is_well_formed
 from prfaas.pool_events import Tier
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.types import (
-    AgentCommand,
     AgentName,
     BlockHash,
     ClusterKind,
@@ -27,8 +26,6 @@ from prfaas.types import (
     FailureReason,
     InstanceId,
     InstanceRole,
-    PoolCommand,
-    PoolOrder,
     Prefix,
     TransferId,
 )
@@ -37,7 +34,6 @@ Word = TypeVar("Word", bound=str)
 _CLUSTER_KINDS: tuple[ClusterKind, ...] = get_args(ClusterKind)
 _ROLES: tuple[InstanceRole, ...] = get_args(InstanceRole)
 _TIERS: tuple[Tier, ...] = get_args(Tier)
-_ORDERS: tuple[PoolOrder, ...] = get_args(PoolOrder)
 _OUTCOMES: tuple[CopyOutcome, ...] = ("completed", *get_args(FailureReason))
 
 
@@ -250,39 +246,23 @@ def prefix_from(message: pb.Prefix) -> Prefix:
     return prefix
 
 
-def pool_order_from(word: str) -> PoolOrder:
-    """Decode a pool order.
-
-    Raises:
-        IndexRefusal: there is no such order.
-    """
-    return _word(_ORDERS, word, "order")
-
-
-def command_message(command: AgentCommand) -> pb.Command:
-    match command:
-        case CopyCommand():
-            prefix = prefix_message(command.prefix)
-            copy = pb.Command.Copy(
-                transfer_id=command.transfer_id, grant=command.grant, prefix=prefix, priority=command.priority
-            )
-            return pb.Command(copy=copy)
-        case PoolCommand():
-            pool = pb.Command.Pool(command_id=command.transfer_id, end_hash=command.end_hash, order=command.order)
-            return pb.Command(pool=pool)
+def command_message(command: CopyCommand) -> pb.Command:
+    copy = pb.Command.Copy(
+        transfer_id=command.transfer_id,
+        grant=command.grant,
+        prefix=prefix_message(command.prefix),
+        priority=command.priority,
+    )
+    return pb.Command(copy=copy)
 
 
-def command_from(message: pb.Command) -> AgentCommand | None:
+def command_from(message: pb.Command) -> CopyCommand | None:
     """Decode a command; None for one of a newer manager. The agent that runs a copy checks its prefix."""
-    match message.WhichOneof("command"):
-        case "copy":
-            copy, prefix = message.copy, message.copy.prefix
-            checked = Prefix(prefix.model, prefix.units, prefix.num_tokens, BlockHash(prefix.end_hash))
-            return CopyCommand(TransferId(copy.transfer_id), copy.grant, checked, copy.priority)
-        case "pool" if message.pool.order in _ORDERS:
-            order = message.pool
-            return PoolCommand(TransferId(order.command_id), BlockHash(order.end_hash), pool_order_from(order.order))
-    return None
+    if message.WhichOneof("command") != "copy":
+        return None
+    copy, prefix = message.copy, message.copy.prefix
+    checked = Prefix(prefix.model, prefix.units, prefix.num_tokens, BlockHash(prefix.end_hash))
+    return CopyCommand(TransferId(copy.transfer_id), copy.grant, checked, copy.priority)
 
 
 def copy_end_message(end: CopyEnd) -> pb.ReportCommandsRequest.End:

@@ -1,1 +1,1 @@
-"""Prefix blocks of a node: lookup, storage, promotion from the SSD, pins, and copies to other nodes."""
+"""Prefix blocks of a node: lookup, storage, promotion from the SSD, and copies to other nodes."""

@@ -16,7 +16,7 @@ from prfaas.errors import ConfigError, FencedError, IndexRefusal
 from prfaas.manager.api.scaler import Scaler
 from prfaas.manager.api.service import UNREADABLE, Service
 from prfaas.manager.config import ManagerConfig
-from prfaas.manager.operations.commands import Copies, PoolOrders
+from prfaas.manager.operations.commands import Copies
 from prfaas.manager.operations.operations import Operations, check_is_no_node
 from prfaas.manager.record.cluster_writer import ClusterWriter
 from prfaas.manager.record.event_stream import EventStream
@@ -61,7 +61,7 @@ class GrpcServer:
         service: Service,
         world: World,
         replication: Replication,
-        command_sources: tuple[Copies, PoolOrders],
+        copies: Copies,
         operations: Operations,
         stop_seconds: float,
         digest_seconds: float,
@@ -73,7 +73,7 @@ class GrpcServer:
         self._service = service
         self._world = world
         self._replication = replication
-        self._command_sources = command_sources
+        self._copies = copies
         self._operations = operations
         self._proxy: TlsProxy | None = None
         self._inner = ""
@@ -152,7 +152,6 @@ class GrpcServer:
             "ReportCommands": self._unary("ReportCommands", self._report_commands),
             "Drain": self._unary("Drain", self._operations.drain),
             "Undrain": self._unary("Undrain", self._operations.undrain),
-            "OrderPool": self._unary("OrderPool", self._operations.order_pool),
             "SetRole": self._unary("SetRole", self._operations.set_role),
             "Copy": self._unary("Copy", self._operations.copy),
             "WatchCommands": self._watch_commands,
@@ -259,28 +258,22 @@ class GrpcServer:
             await _abort(context, "WatchCommands", error)
         sent: dict[TransferId, pb.Command] = {}
         while True:
-            version = self._commands_version
+            version = self._copies.version
             commands = self._commands_of(AgentName(request.node))
             for command_id, command in commands.items():
                 if sent.get(command_id) != command:  # New, or with another priority.
                     yield command
             sent = commands
-            while self._commands_version == version:  # noqa: ASYNC110 - orders are synchronous
+            while self._copies.version == version:  # noqa: ASYNC110 - orders are synchronous
                 await asyncio.sleep(_WATCH_POLL_SECONDS)
 
-    @property
-    def _commands_version(self) -> int:
-        return sum(source.version for source in self._command_sources)
-
     def _commands_of(self, node: AgentName) -> dict[TransferId, pb.Command]:
-        commands = [command for source in self._command_sources for command in source.commands_of(node)]
-        return {command.transfer_id: command_message(command) for command in commands}
+        return {command.transfer_id: command_message(command) for command in self._copies.commands_of(node)}
 
     async def _report_commands(self, request: pb.ReportCommandsRequest, who: str) -> pb.ReportCommandsResponse:
         _check_speaks_for_itself(who, request.node)
         for end in map(copy_end_from, request.ends):
-            for source in self._command_sources:
-                source.report(AgentName(request.node), end)
+            self._copies.report(AgentName(request.node), end)
         return pb.ReportCommandsResponse()
 
     # -- routers

@@ -1,4 +1,4 @@
-"""Commands to agents that are in progress: prefix copies and pool orders.
+"""Commands to agents that are in progress: prefix copies.
 
 Single-threaded and never waits. A copy ends once: by its agent's report, because a node leaves, or by its deadline. The
 caller's future then has the result. An order for a copy that is in progress returns the same future.
@@ -24,8 +24,6 @@ from prfaas.types import (
     CopyCommand,
     CopyEnd,
     CopyOutcome,
-    PoolCommand,
-    PoolOrder,
     Prefix,
     TransferId,
 )
@@ -184,40 +182,3 @@ def _identity(order: CopyOrder) -> _CopyIdentity:
     """Return a key that is equal for orders of the same copy."""
     prefix, destination = order.prefix, order.destination
     return prefix.model, prefix.end_hash, order.source.name, destination.name, destination.epoch
-
-
-@dataclass(frozen=True)
-class _PendingOrder:
-    node: AgentName
-    command: PoolCommand
-    ended: asyncio.Future[CopyEnd]
-
-
-class PoolOrders:
-    """Pool orders in progress. An order is sent again with each new command stream; repeating it has no effect."""
-
-    def __init__(self) -> None:
-        self._pending: dict[TransferId, _PendingOrder] = {}
-        self.version = 0
-
-    async def carry_out(self, node: AgentName, end_hash: BlockHash, order: PoolOrder, *, seconds: float) -> CopyEnd:
-        """Return the end of an order; `deadline` if the node did not answer in time."""
-        command = PoolCommand(TransferId(secrets.token_bytes(TRANSFER_ID_BYTES)), end_hash, order)
-        pending = _PendingOrder(node, command, asyncio.get_running_loop().create_future())
-        self._pending[command.transfer_id] = pending
-        self.version += 1
-        try:
-            async with asyncio.timeout(seconds):
-                return await pending.ended
-        except TimeoutError:
-            return CopyEnd(command.transfer_id, "deadline", "the agent did not report in time")
-        finally:
-            del self._pending[command.transfer_id]
-
-    def commands_of(self, node: AgentName) -> list[PoolCommand]:
-        return [order.command for order in self._pending.values() if order.node == node]
-
-    def report(self, node: AgentName, end: CopyEnd) -> None:
-        pending = self._pending.get(end.transfer_id)
-        if pending is not None and pending.node == node and not pending.ended.done():
-            pending.ended.set_result(end)

@@ -12,20 +12,19 @@ from typing import Literal
 
 from prfaas import logs, metrics
 from prfaas.errors import FencedError, IndexRefusal
-from prfaas.hashing import HASH_BYTES
 from prfaas.index.membership import Member
 from prfaas.manager.config import GRANT_SECONDS, ManagerConfig
-from prfaas.manager.operations.commands import Copies, CopyOrder, PoolOrders
+from prfaas.manager.operations.commands import Copies, CopyOrder
 from prfaas.manager.operations.rebalancer import Rebalancer
 from prfaas.manager.record.replication import Replication
 from prfaas.manager.state.instances import decoded_models
 from prfaas.manager.state.quiescence import requests_by_instance, unreported_instances, until_idle
 from prfaas.manager.state.world import World, leaving_record, role_record, staying_record
 from prfaas.rpc.generated import manager_pb2 as pb
-from prfaas.rpc.translate import ordered_role_from, pool_order_from, prefix_from
-from prfaas.types import AgentName, BlockHash, ClusterName, InstanceRole
+from prfaas.rpc.translate import ordered_role_from, prefix_from
+from prfaas.types import AgentName, ClusterName, InstanceRole
 
-Action = Literal["drain", "undrain", "set_role", "pin", "unpin", "remove"]
+Action = Literal["drain", "undrain", "set_role"]
 MAX_ACTIONS = 200
 _audit = logs.get("manager.audit")
 
@@ -81,7 +80,6 @@ class Operations:
         replication: Replication,
         copies: Copies,
         rebalancer: Rebalancer,
-        pool_orders: PoolOrders,
         changes_roles: bool,
     ) -> None:
         self._config = config
@@ -89,7 +87,6 @@ class Operations:
         self._replication = replication
         self._copies = copies
         self._rebalancer = rebalancer
-        self._pool_orders = pool_orders
         self._changes_roles = changes_roles
         self._one_role_order = asyncio.Lock()
         self.operators = Operators(config.operators)
@@ -164,18 +161,6 @@ class Operations:
             await writer.append(staying_record(node.name))
             self._world.undrain(node.name)
         return pb.UndrainResponse()
-
-    async def order_pool(self, request: pb.OrderPoolRequest, who: str) -> pb.OrderPoolResponse:
-        check_is_time(request.timeout_seconds)
-        order, end_hash = pool_order_from(request.order), BlockHash(request.end_hash)
-        with self.operators.act(who, order, target=request.node, end_hash=end_hash.hex()) as found:
-            if len(end_hash) != HASH_BYTES:
-                raise IndexRefusal("alien_hash", f"end_hash: {len(end_hash)} bytes; a hash has {HASH_BYTES}")
-            node = self._world.live_node(AgentName(request.node))
-            await self._replication.writer_for(node.cluster)
-            end = await self._pool_orders.carry_out(node.name, end_hash, order, seconds=request.timeout_seconds)
-            found["node_outcome"] = end.outcome
-        return pb.OrderPoolResponse(outcome=end.outcome, held_bytes=end.held_bytes, removed_bytes=end.moved_bytes)
 
     async def set_role(self, request: pb.SetRoleRequest, who: str) -> pb.SetRoleResponse:
         check_is_time(request.timeout_seconds)

@@ -574,7 +574,7 @@ class Prefix(_message.Message):
     def __init__(self, model: _Optional[str] = ..., units: _Optional[bytes] = ..., num_tokens: _Optional[int] = ..., end_hash: _Optional[bytes] = ...) -> None: ...
 
 class Command(_message.Message):
-    __slots__ = ("copy", "pool")
+    __slots__ = ("copy",)
     class Copy(_message.Message):
         __slots__ = ("transfer_id", "grant", "prefix", "priority")
         TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -586,20 +586,9 @@ class Command(_message.Message):
         prefix: Prefix
         priority: int
         def __init__(self, transfer_id: _Optional[bytes] = ..., grant: _Optional[bytes] = ..., prefix: _Optional[_Union[Prefix, _Mapping]] = ..., priority: _Optional[int] = ...) -> None: ...
-    class Pool(_message.Message):
-        __slots__ = ("command_id", "end_hash", "order")
-        COMMAND_ID_FIELD_NUMBER: _ClassVar[int]
-        END_HASH_FIELD_NUMBER: _ClassVar[int]
-        ORDER_FIELD_NUMBER: _ClassVar[int]
-        command_id: bytes
-        end_hash: bytes
-        order: str
-        def __init__(self, command_id: _Optional[bytes] = ..., end_hash: _Optional[bytes] = ..., order: _Optional[str] = ...) -> None: ...
     COPY_FIELD_NUMBER: _ClassVar[int]
-    POOL_FIELD_NUMBER: _ClassVar[int]
     copy: Command.Copy
-    pool: Command.Pool
-    def __init__(self, copy: _Optional[_Union[Command.Copy, _Mapping]] = ..., pool: _Optional[_Union[Command.Pool, _Mapping]] = ...) -> None: ...
+    def __init__(self, copy: _Optional[_Union[Command.Copy, _Mapping]] = ...) -> None: ...
 
 class ReportCommandsRequest(_message.Message):
     __slots__ = ("node", "epoch", "ends")
@@ -685,28 +674,6 @@ class UndrainRequest(_message.Message):
 class UndrainResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
-
-class OrderPoolRequest(_message.Message):
-    __slots__ = ("node", "end_hash", "order", "timeout_seconds")
-    NODE_FIELD_NUMBER: _ClassVar[int]
-    END_HASH_FIELD_NUMBER: _ClassVar[int]
-    ORDER_FIELD_NUMBER: _ClassVar[int]
-    TIMEOUT_SECONDS_FIELD_NUMBER: _ClassVar[int]
-    node: str
-    end_hash: bytes
-    order: str
-    timeout_seconds: float
-    def __init__(self, node: _Optional[str] = ..., end_hash: _Optional[bytes] = ..., order: _Optional[str] = ..., timeout_seconds: _Optional[float] = ...) -> None: ...
-
-class OrderPoolResponse(_message.Message):
-    __slots__ = ("outcome", "held_bytes", "removed_bytes")
-    OUTCOME_FIELD_NUMBER: _ClassVar[int]
-    HELD_BYTES_FIELD_NUMBER: _ClassVar[int]
-    REMOVED_BYTES_FIELD_NUMBER: _ClassVar[int]
-    outcome: str
-    held_bytes: int
-    removed_bytes: int
-    def __init__(self, outcome: _Optional[str] = ..., held_bytes: _Optional[int] = ..., removed_bytes: _Optional[int] = ...) -> None: ...
 
 class SetRoleRequest(_message.Message):
     __slots__ = ("node", "role", "timeout_seconds")

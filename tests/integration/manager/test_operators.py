@@ -8,24 +8,15 @@ import pytest
 from prometheus_client import REGISTRY
 
 from prfaas.errors import IndexRefusal
-from prfaas.hashing import HASH_BYTES
 from prfaas.manager.operations.operations import Action
 from prfaas.rpc.generated import manager_pb2 as pb
 from tests.support.deployment import Deployment
 from tests.support.waiting import PATIENCE_SECONDS, until
 
-HASH = bytes(HASH_BYTES)
-
-
-def _ordered(order: str) -> pb.OrderPoolRequest:
-    return pb.OrderPoolRequest(node="n1", end_hash=HASH, order=order, timeout_seconds=0.01)
-
-
 CALLS: dict[str, tuple[str, Any, str]] = {
     "drain": ("Drain", pb.DrainRequest(node="n1"), "num_requests_left=0 num_engines_unknown=1"),
     "undrain": ("Undrain", pb.UndrainRequest(node="n1"), ""),
     "set_role": ("SetRole", pb.SetRoleRequest(node="n1", role="prefill"), "role=prefill num_requests_left=0"),
-    **{order: ("OrderPool", _ordered(order), "node_outcome=deadline") for order in ("pin", "unpin", "remove")},
 }
 
 

@@ -11,7 +11,6 @@ from prfaas.cachepool.arena import Arena
 from prfaas.cachepool.block_run import BlockIdentity
 from prfaas.cachepool.capacity import NO_LIMITS, TenantShares
 from prfaas.cachepool.pool import Pool
-from prfaas.cachepool.removal import removal
 from prfaas.cachepool.slots import LeaseId
 from prfaas.hashing import root_hash
 from prfaas.pool_events import BlockStored, PoolChange, PoolEvent
@@ -57,7 +56,6 @@ class History:
         self.leases: list[Lease] = []
         self.stored: dict[Key, BlockHash | None] = {}  # The previous block of each announced block.
         self.slots: dict[Key, int] = {}
-        self.is_removing = False
         self.is_forgetting = False
         self.barred: set[Where] = set()  # In use when their model was forgotten.
         self.former: dict[Where, int] = {}  # Generations of barred slots that held prefix blocks.
@@ -75,7 +73,7 @@ class History:
             self.stored[key] = event.parent if event.group == ATTENTION else None
             return
         assert key in self.stored, "removed without being stored"
-        assert self.publishing is not None or self.is_removing or self.is_forgetting, "nothing else evicts"
+        assert self.publishing is not None or self.is_forgetting, "nothing else evicts"
         parents = {(layout, 0, parent) for (layout, group, _), parent in self.stored.items() if group == ATTENTION}
         states = {(layout, ATTENTION, block) for (layout, group, block) in self.stored if group == STATE}
         assert key not in parents | states, "a chain breaks in the middle"
@@ -92,7 +90,7 @@ class History:
 
     def act(self) -> None:
         moves = [self.open, self.allocate, self.allocate, self.publish, self.publish, self.publish, self.pin, self.pin]
-        rare = self.rng.choices([self.end, self.remove, self.forget], [16, 3, 1])[0]
+        rare = self.rng.choices([self.end, self.forget], [19, 1])[0]
         self.rng.choice([*moves, self.end, self.kill_owner, self.quarantine, rare])()
 
     def open(self) -> None:
@@ -178,14 +176,6 @@ class History:
             lease = self.rng.choice(self.leases)
             self.pool.quarantine(lease.id)
             lease.quarantined = True
-
-    def remove(self) -> None:
-        """One block and all that hangs on it, as far as it is not in use."""
-        before = len(self.stored)
-        self.is_removing = True
-        num_bytes = self.pool.cut(removal(self.pool.tables, name(self.rng.randrange(1, 40))))
-        self.is_removing = False
-        assert len(self.stored) == before - num_bytes // SLOT_BYTES
 
     def forget(self) -> None:
         """All of one model, whoever uses it."""

@@ -11,7 +11,6 @@ import pytest
 from prfaas.cachepool.arena import PAGE_BYTES, Arena
 from prfaas.cachepool.block_run import BlockIdentity
 from prfaas.cachepool.pool import Pool, SlotPool
-from prfaas.cachepool.removal import removal
 from prfaas.pool_events import BlockRemoved, BlockStored, PoolEvent
 from prfaas.types import Shard
 from tests.support.pool_integrity import check_integrity
@@ -52,11 +51,6 @@ class Node:
         """Return the length of the chain up to an attention block, or 0 without that block."""
         slot = self.pool.find(self.arena, ATTENTION, name(number))
         return 0 if slot is None else self.pool.identity(self.arena, slot).num_tokens
-
-    def remove(self, number: int) -> int:
-        """Remove a block with everything that leaves with it, and return the number of blocks."""
-        cuts = removal(self.pool.tables, name(number))
-        return self.pool.cut(cuts) // self.arena.stride_bytes
 
     def holds(self, *numbers: int, group: int = ATTENTION) -> list[int]:
         return [number for number in numbers if self.pool.find(self.arena, group, name(number)) is not None]
@@ -237,17 +231,6 @@ def _used_bytes(arena: Arena) -> int:
     return os.fstat(arena.fd).st_blocks * 512
 
 
-def test_chain_returns_a_block_and_all_its_ancestors() -> None:
-    node = Node()
-    node.keep(1, 2, 3)
-    node.keep(4, parent=2)
-    node.keep(3, parent=3, group=STATE)
-    slots = [node.slot(number) for number in (1, 2, 3)]
-    state = node.pool.find(node.arena, STATE, name(3))
-    assert set(node.pool.chain(node.arena, name(3))) == {*slots, state}
-    assert node.pool.chain(node.arena, name(9)) == []
-
-
 def test_an_empty_arena_is_dropped(node: Node) -> None:
     second = node.pool.arena(hybrid("other"))
     lease = node.pool.open_lease()
@@ -274,6 +257,6 @@ def test_an_arena_with_prefix_blocks_is_not_dropped(
     assert not node.pool.drop(second.layout.fingerprint)
     assert not node.pool.drop(node.arena.layout.fingerprint)
     node.pool.arena(hybrid("third"))
-    assert node.remove(7) == 1
+    node.pool.forget("second")
     assert node.holds(1, 2) == [1, 2]
     assert node.pool.drop(second.layout.fingerprint)
