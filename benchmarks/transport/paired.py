@@ -57,15 +57,15 @@ def _transfers(checkout: Path, profile: str) -> Iterator[Callable[[], float]]:
 
 
 def main() -> None:
-    other, profile = Path(sys.argv[1]), (sys.argv[2:3] or ["regional"])[0]
+    checkout, profile = Path(sys.argv[1]), (sys.argv[2:3] or ["regional"])[0]
     num_pairs = int((sys.argv[3:4] or ["6"])[0])
     ratios = []
-    with _transfers(HERE, profile) as ours, _transfers(other, profile) as theirs:
+    with _transfers(HERE, profile) as present, _transfers(checkout, profile) as compared:
         for number in range(num_pairs):
-            first, second = (ours, theirs) if number % 2 else (theirs, ours)
+            first, second = (present, compared) if number % 2 else (compared, present)
             seconds = {first: first(), second: second()}
-            ratios.append(seconds[theirs] / seconds[ours])
-            print(f"{profile}: {seconds[ours]:.2f} s, other {seconds[theirs]:.2f} s, rate {ratios[-1]:.3f}", flush=True)
+            ratios.append(seconds[compared] / seconds[present])
+            print(f"{profile}: {seconds[present]:.2f} s, other {seconds[compared]:.2f} s, rate {ratios[-1]:.3f}", flush=True)
     print(f"{profile}: median {statistics.median(ratios):.3f}, {min(ratios):.3f} to {max(ratios):.3f}")
 
 
