@@ -65,7 +65,10 @@ def main() -> None:
             first, second = (present, compared) if number % 2 else (compared, present)
             seconds = {first: first(), second: second()}
             ratios.append(seconds[compared] / seconds[present])
-            print(f"{profile}: {seconds[present]:.2f} s, other {seconds[compared]:.2f} s, rate {ratios[-1]:.3f}", flush=True)
+            print(
+                f"{profile}: {seconds[present]:.2f} s, other {seconds[compared]:.2f} s, rate {ratios[-1]:.3f}",
+                flush=True,
+            )
     print(f"{profile}: median {statistics.median(ratios):.3f}, {min(ratios):.3f} to {max(ratios):.3f}")
 
 
