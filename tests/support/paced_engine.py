@@ -123,7 +123,7 @@ class PacedEngine:
     async def _echo(self, request: web.Request) -> web.Response:
         body = await request.json()
         self.bodies.append(body)
-        return web.json_response({"asked": body})
+        return web.json_response({"asked": body}, status=self.status)
 
     async def _tokenize(self, request: web.Request) -> web.Response:
         if self.status != 200:

@@ -158,8 +158,11 @@ class LegClient:
         *,
         num_tokens: int = 0,
         method: str = "POST",
+        is_forwarded: bool = False,
     ) -> EngineResponse:
         """Send a decode leg or a forwarded request, and return the response after its first bytes. The caller closes it.
+
+        Answers to forwarded requests do not count at the circuit breaker, since they say nothing of completions.
 
         Raises:
             LegFailed: the engine was unreachable, broke off, or answered with 500 or more, also as a stream's first event.
@@ -179,8 +182,9 @@ class LegClient:
                 if (error_event := streamed_error(first)) is not None:
                     raise _engine_error("decode", error_event)
             except BaseException as error:
-                raise _translate("decode", instance, error) from error
-            instance.breaker.succeeded()
+                raise _translate("decode", instance, error, is_forwarded=is_forwarded) from error
+            if not is_forwarded:
+                instance.breaker.succeeded()
             return EngineResponse(response, instance, first, running.pop_all())
 
     async def prefill(
@@ -277,11 +281,11 @@ def _engine_error(leg: SentLeg, answer: EngineError) -> LegFailed:
     return LegFailed(leg, "prefill_error" if leg == "prefill" else "decode_error", message, answer=answer)
 
 
-def _translate(leg: SentLeg, instance: Instance, error: BaseException) -> BaseException:
+def _translate(leg: SentLeg, instance: Instance, error: BaseException, *, is_forwarded: bool = False) -> BaseException:
     """Return the error of a leg as `LegFailed`, and note it at the instance.
 
     A refused connection makes the instance unhealthy. Other failures count at its circuit breaker, unless the engine
-    rejected the request itself (status below 500).
+    rejected the request itself (status below 500), or answered a forwarded one.
     """
     if isinstance(error, EngineSilent):
         return LegFailed(leg, _SILENT[leg], str(error))
@@ -291,8 +295,10 @@ def _translate(leg: SentLeg, instance: Instance, error: BaseException) -> BaseEx
     failure = error
     if isinstance(error, aiohttp.ClientError | OSError | ValueError) and not isinstance(error, TimeoutError):
         failure = LegFailed(leg, _BROKE_OFF[leg], repr(error))
-    if isinstance(failure, LegFailed) and (failure.answer is None or failure.answer.status >= 500):
-        instance.failed_leg(failure.reason)
+    if isinstance(failure, LegFailed):
+        is_rejection = failure.answer is not None and (is_forwarded or failure.answer.status < 500)
+        if not is_rejection:
+            instance.failed_leg(failure.reason)
     return failure
 
 

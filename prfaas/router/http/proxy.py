@@ -70,7 +70,9 @@ class Proxy:
             tried.add(instance)
             try:
                 path = str(request.rel_url)
-                return await self.legs.decode(instance, path, body.raw, headers, method=request.method)
+                return await self.legs.decode(
+                    instance, path, body.raw, headers, method=request.method, is_forwarded=True
+                )
             except LegFailed as failure:
                 if failure.reason not in ("decode_unreachable", "decode_silent"):
                     raise

@@ -220,6 +220,19 @@ async def test_forwarded_request_without_an_engine_gets_503(router: RunningRoute
     assert status == 503 and body == error_body("no engine is ready", kind="service_unavailable", code=503)
 
 
+async def test_errors_on_forwarded_paths_leave_the_engine_its_completions(open_at_once: None) -> None:
+    async with running_router(num_wests=2) as router:
+        for engine in router.wests:
+            engine.status = 501
+        assert (await router.post({"query": "x"}, path="/v1/rerank"))[0] == 501
+        (failed,) = [engine for engine in router.wests if engine.bodies]
+        for engine in router.wests:
+            engine.status = 200
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while not await _asked(router, SHORT, failed):
+                pass
+
+
 async def test_unhealthy_prefill_engine_gets_no_requests(router: RunningRouter) -> None:
     router.east.healthy = False
     await router.until_health(east_0=False)
