@@ -166,7 +166,7 @@ REPORTS_DROPPED = Counter(
 
 FLEET_STALE = Gauge("prfaas_router_fleet_stale", "1 while no manager has answered since the start of the router.")
 ENGINE_SILENCES = Counter(
-    "prfaas_router_engine_silences", "Times an engine stopped to answer health checks.", ("instance",)
+    "prfaas_router_engine_silences", "Times an engine stopped answering health checks.", ("engine",)
 )
 
 MANAGER_NODES = Gauge("prfaas_manager_nodes", "Live nodes that this manager knows.", ("cluster",))

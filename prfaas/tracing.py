@@ -12,7 +12,7 @@ HEADER = "traceparent"  # Used in HTTP requests and gRPC calls.
 _TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 
 # Documentation of the setting `traces_endpoint` of each component.
-SETTING_DOC = "OTLP collector (HTTP) for spans, such as http://10.0.0.9:4318; empty: none. Extra `tracing`."
+SETTING_DOC = "OTLP collector (HTTP) for spans, such as http://10.0.0.9:4318; empty: none. Extra `site`."
 
 Kind = Literal["server", "client", "internal"]
 Attribute = str | int | float | bool | None

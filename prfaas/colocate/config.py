@@ -30,8 +30,8 @@ class ColocateConfig:
         "max_requests": "blocks bound the requests that wait",
         "max_tokens": f"{_VLLM}: --max-model-len",
         "num_threads": "both phases use the cores of the process; run it under taskset for fewer",
-        "partition": "cores are always partitioned while both phases run; `decode_share` pins the partition",
-        "open_wait_seconds": "the connector's default, 500 ms",
+        "partition": "the profile decides whether cores are partitioned; `decode_share` fixes the partition",
+        "open_wait_seconds": "engines give up a silent agent after 2 s",
         "reuse_min_tokens": "the connector's default, 256 tokens",
         "dwell_steps": "16 steps",
     }

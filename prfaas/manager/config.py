@@ -38,7 +38,7 @@ class ManagerConfig:
         "non_cached_tokens": "write nonCachedTokens of the prefix-based-pd-decider in the file of endpoint_picker",
         "without_prefill": "without a healthy prefill instance the decode instance prefills",
         "heartbeat_seconds": "agents send four heartbeats within silence_seconds",
-        "engine_indexer": "ask Match over gRPC; give engines an agent, which follows their events",
+        "engine_indexer": "ask Match over gRPC",
         "traffic_seconds": "a plan uses the requests of the last plan_seconds, at least 30 seconds",
         "forget_seconds": "blocks of a silent node are forgotten after 30 minutes, or after expiry_seconds if that is longer",
         "lease_seconds": "the lease of a cluster's record lasts 5 seconds",
@@ -107,7 +107,7 @@ class ManagerConfig:
     deployment: Path | None = setting(
         "path",
         default=None,
-        doc="YAML file of the deployment, as for prfaas-solve, for plans. Extra `solve`.",
+        doc="YAML file of the deployment, as for prfaas-solve, for plans. Extra `site`.",
     )
     plan_seconds: float = setting(
         "seconds",

@@ -110,7 +110,7 @@ class RouterConfig:
     ext_proc_listen: str = setting(
         "address",
         default="",
-        doc="gRPC address of the endpoint picker for gateways; empty: off. Extra `gateway`.",
+        doc="gRPC address of the endpoint picker for gateways; empty: off. Extra `site`.",
     )
     tls: TlsConfig = setting(record(TlsConfig), formerly=("tls_*",), doc=TLS_DOC)
     client_tls: TlsConfig = setting(

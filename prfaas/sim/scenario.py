@@ -51,6 +51,7 @@ class Scenario:
         "congestion_control": "give as bandwidth what the link carries",
         "cross_traffic": "write the times of reduced egress in link_changes",
         "method": "t and N_p come from exact expectations",
+        "non_cached_tokens": "the policy suffix is gone; use pd",
         "preemption": "engines preempt where memory is full, as vLLM does",
     }
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -28,7 +28,7 @@ from prfaas.model.capacity.ttft import estimate_ttft
 from prfaas.model.cost.egress_price import EgressPrice
 from prfaas.model.cost.lengths import Lengths
 from prfaas.model.cost.workload import OutputTokens, Workload, with_context
-from prfaas.model.deployment import ClusterPath, Deployment, PdCluster
+from prfaas.model.deployment import ClusterPath, Deployment, PdCluster, TenantShare
 from prfaas.model.planning.egress_threshold import at_egress_price, prices_per_gb
 from prfaas.model.planning.plan import Plan
 from prfaas.model.planning.planner import best_plan
@@ -252,7 +252,8 @@ class Planner:
         kept = [link for link in links if link.source in roles and link.target in roles]
         if inputs.down:  # A deployment without paths would have unlimited ones.
             prfaas = [cluster for cluster in prfaas if any(link.source == cluster.name for link in kept)]
-        return replace(file, prfaas=tuple(prfaas), pd=tuple(pd), paths=tuple(kept))
+        tenants = served_tenants(file.tenants, pd)
+        return replace(file, prfaas=tuple(prfaas), pd=tuple(pd), paths=tuple(kept), tenants=tenants)
 
     def _traffic_now(self) -> tuple[Workload, str]:
         """Return the workload of the plan and its source: recent requests, or the file's trace."""
@@ -324,6 +325,11 @@ def _all_local(deployment: Deployment) -> Deployment:
     return replace(deployment, prfaas=(), paths=())
 
 
+def served_tenants(tenants: Iterable[TenantShare], pd: Collection[PdCluster]) -> tuple[TenantShare, ...]:
+    """Return the tenants that some of these PD clusters serve. The requests of others are refused, and limit no plan."""
+    return tuple(tenant for tenant in tenants if any(cluster.name in tenant.clusters for cluster in pd))
+
+
 def _mean_ttft_seconds(
     plan: Plan, deployment: Deployment, workload: Workload, arrivals_per_second: float
 ) -> float | None:
@@ -331,7 +337,7 @@ def _mean_ttft_seconds(
     if not arrivals_per_second:
         return None
     seconds = estimate_ttft(plan, deployment, workload, arrivals_per_second=arrivals_per_second).mean_seconds
-    return seconds if math.isfinite(seconds) else None
+    return float(seconds) if math.isfinite(seconds) else None
 
 
 def _threshold(plan: Plan, *, has_prfaas: bool) -> int:

@@ -70,7 +70,7 @@ class ThresholdPlan:
 
     def to_json(self) -> bytes:
         """Return the inverse of `from_json`."""
-        return msgspec.json.encode(self)
+        return msgspec.json.encode(self, enc_hook=float)  # NumPy has floats of its own.
 
     @staticmethod
     def from_json(data: bytes) -> ThresholdPlan:

@@ -174,7 +174,7 @@ class Instance:
         """Note a health check without an answer: the instance gets requests only if there is no other."""
         if self.silent_since is None:
             self.silent_since = time.monotonic()
-            metrics.ENGINE_SILENCES.labels(instance=self.address.name).inc()
+            metrics.ENGINE_SILENCES.labels(engine=self.address.name).inc()
             _log.warning("instance.fell_silent", instance=self.address.name)
 
     def answered(self) -> None:

@@ -33,6 +33,8 @@ class ClientBudget:
 
     def take(self, client: str, amount: int = 1) -> bool:
         """Let a client hold more. Return False, and count a refusal, if there is no room."""
+        if not amount:  # An entry would count as a client until it gave something back.
+            return True
         left = self.total - self._num_held - amount
         if left < 0:
             metrics.CLIENT_REFUSALS.labels(reason=self._resource).inc()

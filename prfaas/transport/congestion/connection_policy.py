@@ -155,6 +155,7 @@ class QueueDrain:
 
     def __init__(self) -> None:
         self._began_at: float | None = None
+        self._bytes_per_second = 0.0  # Rate estimate at the start: the drain lowers later ones.
         self._retry_at = -math.inf
 
     def limit(self, sample: LinkSample, *, bytes_per_second: float, is_shared: bool) -> float:
@@ -170,8 +171,8 @@ class QueueDrain:
         if sample.at < self._retry_at:
             return math.inf
         if self._began_at is None:
-            self._began_at = sample.at
+            self._began_at, self._bytes_per_second = sample.at, bytes_per_second
         if sample.at - self._began_at > DRAIN_ROUND_TRIPS * sample.min_rtt_seconds:
             self._began_at, self._retry_at = None, sample.at + DRAIN_RETRY_SECONDS
             return math.inf
-        return DRAIN_RATIO * bytes_per_second
+        return DRAIN_RATIO * self._bytes_per_second

@@ -268,7 +268,7 @@ async def test_engine_that_goes_on_streaming_is_not_silent() -> None:
 
 
 def _silences() -> float:
-    return REGISTRY.get_sample_value("prfaas_router_engine_silences_total", {"instance": "west/0"}) or 0.0
+    return REGISTRY.get_sample_value("prfaas_router_engine_silences_total", {"engine": "west/0"}) or 0.0
 
 
 async def test_answer_that_does_not_end_in_time_is_aborted() -> None:

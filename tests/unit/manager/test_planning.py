@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from prfaas.manager.planning.planner import links_with
+from prfaas.manager.planning.planner import links_with, served_tenants
 from prfaas.model.capacity.bound import lp_bound, whole_bound
 from prfaas.model.capacity.loads import LoadModel
-from prfaas.model.deployment import ClusterPath
+from prfaas.model.deployment import ClusterPath, TenantShare
 from prfaas.model.planning.planner import best_plan
 from tests.support.planner_inputs import case_study
 
@@ -66,3 +66,11 @@ def test_plan_of_two_by_two_clusters_without_a_down_link_is_within_a_percent_of_
     bound = whole_bound(loads, lp_bound(loads))
     assert plan.system_throughput == pytest.approx(bound.system_throughput, rel=0.01)
     assert plan.system_throughput <= bound.system_throughput * (1 + 1e-9)
+
+
+def test_a_tenant_without_a_live_cluster_limits_no_plan() -> None:
+    file, traffic = case_study()
+    gone, here = TenantShare("gone", 0.1, frozenset({"dead"})), TenantShare("here", 0.2, frozenset({file.pd[0].name}))
+    assert served_tenants((gone, here), file.pd) == (here,)
+    bound = replace(file, tenants=served_tenants((gone,), file.pd))
+    assert best_plan(bound, traffic) == best_plan(file, traffic)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from prfaas.errors import IndexRefusal
 from prfaas.index.inventory import Inventory
 from prfaas.index.membership import Node
 from prfaas.kv.layout import Layout
-from prfaas.manager.state.world import World, node_record, role_record
+from prfaas.manager.state.world import ThresholdPlan, World, node_record, role_record
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.rpc.translate import batch_message
 from prfaas.types import AgentName, ClusterName
@@ -119,3 +120,10 @@ def test_node_with_different_cluster_kind_is_refused() -> None:
 
 def _node(name: str) -> Node:
     return Node(AgentName(name), ClusterName(EAST), "pd", f"{name}:7400", 1)
+
+
+def test_plan_with_numbers_of_numpy_is_recorded() -> None:
+    plan = ThresholdPlan(
+        1, 0.0, 1000, 1.0, 0.0, "decode", {"west": (1, 2)}, {}, 1.0, {}, {}, ttft_seconds=np.float64(1.5)
+    )
+    assert ThresholdPlan.from_json(plan.to_json()) == plan

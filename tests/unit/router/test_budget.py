@@ -26,6 +26,12 @@ def test_lone_client_uses_all_but_the_reserve(budget: ClientBudget) -> None:
     assert _fill(budget, "gateway") == TOTAL - RESERVE
 
 
+def test_clients_that_hold_nothing_take_no_share(budget: ClientBudget) -> None:
+    assert all(budget.take(f"idle-{number}", 0) for number in range(TOTAL))
+    _fill(budget, "gateway")
+    assert _fill(budget, "other") == RESERVE
+
+
 def test_next_client_uses_the_reserve(budget: ClientBudget) -> None:
     _fill(budget, "gateway")
     assert _fill(budget, "other") == RESERVE
