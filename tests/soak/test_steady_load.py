@@ -21,6 +21,8 @@ FILLING_INTERVAL_SECONDS = 0.1  # Managers keep the last 4,096 transfers, and ar
 LENGTHS = (100, 512, 180, 1024, 768)
 POOL_BYTES = "48MiB"  # Full within the time that is not measured.
 MIB = 1 << 20
+# Connections to engines are kept, so a new router has more with each busier moment. A leak would be one a request, or 48.
+MAX_MORE_WHILE_NEW = 12
 REDIS_BYTES = 2 * 80 * MIB  # Of two clusters.
 
 
@@ -62,7 +64,9 @@ def _least_growth(values: Sequence[int]) -> int:
     return min(values[-third:]) - min(values[:third])
 
 
-def _check(found: Mapping[str, Sequence[Figures]], num_requests: int, *, max_growth_bytes: float) -> None:
+def _check(
+    found: Mapping[str, Sequence[Figures]], num_requests: int, *, max_growth_bytes: float, max_more: int
+) -> None:
     grown = []
     for name, figures in sorted(found.items()):
         private = _growth([item.private_bytes for item in figures])
@@ -76,13 +80,13 @@ def _check(found: Mapping[str, Sequence[Figures]], num_requests: int, *, max_gro
         )
         # Managers cut the streams in Redis when they have 64 MiB.
         max_growth = REDIS_BYTES if name == "redis" else max_growth_bytes
-        if private > max_growth or max(threads, descriptors) > 3:
+        if private > max_growth or max(threads, descriptors) > max_more:
             grown.append(name)
     assert grown == []
 
 
 async def _run(
-    site: ReplicatedDeployment, *, unmeasured_seconds: float, seconds: float, max_growth_bytes: float
+    site: ReplicatedDeployment, *, unmeasured_seconds: float, seconds: float, max_growth_bytes: float, max_more: int
 ) -> None:
     filling = OpenLoop(site.router_url, interval_seconds=FILLING_INTERVAL_SECONDS, lengths=LENGTHS, seed=1)
     load = OpenLoop(site.router_url, interval_seconds=INTERVAL_SECONDS, lengths=LENGTHS, seed=2)
@@ -94,17 +98,17 @@ async def _run(
         num_requests = load.num_asked - before
     assert [answer.outcome for answer in filling.answers + load.answers if not answer.outcome.is_whole] == []
     await until_sums_agree(site)
-    _check(found, num_requests, max_growth_bytes=max_growth_bytes)
+    _check(found, num_requests, max_growth_bytes=max_growth_bytes, max_more=max_more)
 
 
 @pytest.mark.timeout(200)
 async def test_threads_and_descriptors_stay_the_same_under_load(tmp_path: Path) -> None:
     with running_replicated(tmp_path, pool_bytes=POOL_BYTES) as site:
-        await _run(site, unmeasured_seconds=5.0, seconds=15.0, max_growth_bytes=64 * MIB)
+        await _run(site, unmeasured_seconds=5.0, seconds=15.0, max_growth_bytes=64 * MIB, max_more=MAX_MORE_WHILE_NEW)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(2400)
 async def test_nothing_grows_for_half_an_hour(tmp_path: Path) -> None:
     with running_replicated(tmp_path, pool_bytes=POOL_BYTES) as site:
-        await _run(site, unmeasured_seconds=720.0, seconds=1440.0, max_growth_bytes=2 * MIB)
+        await _run(site, unmeasured_seconds=720.0, seconds=1440.0, max_growth_bytes=2 * MIB, max_more=3)
