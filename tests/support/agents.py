@@ -86,8 +86,12 @@ class AgentThread:
         self._settings, self._secret = settings, secret
         self._is_told = asyncio.Event()
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._run(),))
+        self._thread = threading.Thread(target=self._serve)
         self._thread.start()
+
+    def _serve(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:  # Ends what the agent leaves, as in production.
+            runner.run(self._run())
 
     async def _run(self) -> None:
         running = asyncio.ensure_future(Agent(self._settings, self._secret).run())
@@ -105,7 +109,6 @@ class AgentThread:
         """Return 0 once the agent has ended."""
         self._thread.join(seconds)
         assert not self._thread.is_alive(), "the agent does not end"
-        self._loop.close()
         return 0
 
 
@@ -234,6 +237,7 @@ class AttachedEngine:
 
     def __init__(self, agent: RunningAgent, name: str, *layouts: Layout, attaches_workers: bool = True) -> None:
         self._path, self._name, self.layouts = str(agent.socket), name, layouts
+        self._schedulers: list[AgentClient] = []
         self.workers: list[AgentClient] = []
         if attaches_workers:
             self.attach_workers()
@@ -248,6 +252,7 @@ class AttachedEngine:
 
     def attach_scheduler(self) -> None:
         self.scheduler = AgentClient(self._path, instance=self._name, role="scheduler")
+        self._schedulers.append(self.scheduler)
 
     def wait(self, kind: type[M], *, seconds: float = PATIENCE_SECONDS) -> M:
         """Return the next message, which must be of this kind."""
@@ -280,7 +285,7 @@ class AttachedEngine:
         return self.workers[rank].arena[start : start + length]
 
     def close(self) -> None:
-        for client in (self.scheduler, *self.workers):
+        for client in (*self._schedulers, *self.workers):
             client.close()
 
 

@@ -24,12 +24,11 @@ def test_reattached_scheduler_replaces_its_earlier_connection(agents: Agents) ->
     engine.open_store(chain_of(first=5000))
     earlier = engine.scheduler
     engine.attach_scheduler()
-    assert west.status_page()["engines"] == ["w/worker/0", "w/scheduler/0"]
     wait_until(lambda: not earlier.poll() and not earlier.connected)
+    wait_until(lambda: west.status_page()["engines"] == ["w/worker/0", "w/scheduler/0"])
     assert west.pool()["transfer"] == NUM_BLOCKS
     _report_reattached(engine, engine.scheduler.attached.session)
     wait_until(lambda: west.pool()["transfer"] == 0)
-    earlier.close()
 
 
 def test_workers_report_covers_only_earlier_sessions(agents: Agents) -> None:
