@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -14,6 +13,7 @@ from vllm.v1.executor.abstract import Executor
 
 from prfaas.colocate.channel import START_SECONDS, Channel
 from prfaas.colocate.messages import DecodeHello, Refused
+from prfaas.colocate.watch import await_death
 
 
 class PendingAnswer(Future[Any]):
@@ -44,13 +44,13 @@ class ForkedExecutor(Executor):
         answer = self._channel.receive()
         if isinstance(answer, Refused):
             raise RuntimeError(answer.reason)
-        self._worker = os.pidfd_open(answer.process)
+        self._worker = answer.process, os.pidfd_open(answer.process)
 
     def register_failure_callback(self, callback: Callable[[], None]) -> None:
         threading.Thread(target=self._await_death, args=(callback,), name="prfaas-worker-death", daemon=True).start()
 
     def _await_death(self, callback: Callable[[], None]) -> None:
-        select.select([self._worker], [], [])
+        await_death(*self._worker)
         callback()
 
     def collective_rpc(

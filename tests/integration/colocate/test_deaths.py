@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import time
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from random import Random
 
 import pytest
 
+from prfaas.colocate.serve import ENDS_WITHIN_SECONDS, MAX_ENDS
 from tests.integration.colocate.conftest import MakeInstance
 from tests.integration.colocate.instance import Instance, Prompt, mixed_prompts
 from tests.support.waiting import wait_until
@@ -16,6 +19,7 @@ from tests.support.waiting import wait_until
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 
+_ended_at = deque([-ENDS_WITHIN_SECONDS] * MAX_ENDS, MAX_ENDS)  # Last deaths of decode workers in the soak test.
 FLAGS = ("--no-enable-prefix-caching",)  # The prefill worker computes a repeated prompt again.
 
 
@@ -105,14 +109,17 @@ def test_decode_computes_a_prompt_on_which_prefill_workers_always_die(instance: 
 
 @pytest.mark.soak  # The engine takes more than a minute to start again.
 @pytest.mark.timeout(900)
-def test_the_death_of_the_decode_worker_ends_requests_and_the_instance_comes_back(instance: Instance) -> None:
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_decode_worker_that_dies_or_freezes_ends_requests_and_the_instance_comes_back(
+    instance: Instance, sent: signal.Signals
+) -> None:
     prompts = mixed_prompts(6, seed=4)
     expected = instance.ask_all(prompts)
     with ThreadPoolExecutor(1) as threads:
         answer = threads.submit(instance.ask, Prompt(prompts[0].token_ids, 2000))
         wait_until(lambda: instance.metric("vllm:num_requests_running") > 0, what="a running request")
-        killed = instance.kill("decode")
-        assert answer.exception() is not None
+        killed = instance.kill("decode", sent)
+        assert answer.exception(timeout=60) is not None
     _await_restart(instance, killed)
     assert instance.ask_all(prompts) == expected
     _assert_no_block_is_lost(instance)
@@ -126,7 +133,8 @@ def test_a_hundred_deaths_leave_no_wrong_token_and_no_lost_block(instance: Insta
     prompts = mixed_prompts(30, seed=5)
     expected = instance.ask_all(prompts)
     for _ in range(10):
-        phase = "decode" if random.random() < 0.2 else "prefill"
+        may_end = time.monotonic() - _ended_at[0] > ENDS_WITHIN_SECONDS  # Else the instance gives up.
+        phase = "decode" if random.random() < 0.2 and may_end else "prefill"
         with ThreadPoolExecutor(6) as threads:
             answers = [threads.submit(instance.ask, prompt) for prompt in prompts]
             answers[random.randrange(len(answers))].exception()
@@ -136,5 +144,6 @@ def test_a_hundred_deaths_leave_no_wrong_token_and_no_lost_block(instance: Insta
                 lost = answer.exception()
                 assert phase == "decode" if lost else answer.result() == tokens
         if phase == "decode":
+            _ended_at.append(time.monotonic())
             _await_restart(instance, killed)
         _assert_no_block_is_lost(instance)
