@@ -23,7 +23,7 @@ from typing import Any
 import aiohttp
 
 from benchmarks.colocate.systems import Chunked, Colocated, Disaggregated, Endpoint, System
-from benchmarks.colocate.tables import tables
+from benchmarks.colocate.tables import COLOCATED, tables
 from benchmarks.colocate.traffic import Client, Load
 from tools.processes import Children
 from tools.real_model import make_real_model
@@ -84,26 +84,31 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.colocate", description=__doc__)
     parser.add_argument("--model", type=Path, help="model folder; SmolLM2 if left out")
     parser.add_argument("--profile", type=Path, help="colocation profile, from prfaas-colocate profile")
-    parser.add_argument("--chunks", type=numbers, default=[128, 256, 512, 1024], help="chunk sizes of the baseline")
-    parser.add_argument("--threads", type=numbers, default=[1, os.cpu_count()], help="OpenMP threads of the baseline")
-    parser.add_argument("--shares", type=numbers, default=[0.5], help="pinned partitions as further baselines")
+    parser.add_argument("--chunks", type=numbers, default=[64, 128, 256], help="chunk sizes of the baseline")
+    parser.add_argument("--threads", type=numbers, default=[os.cpu_count()], help="OpenMP threads of the baseline")
+    parser.add_argument("--shares", type=numbers, default=[], help="pinned partitions as further baselines")
     parser.add_argument("--systems", default=".", help="regular expression of the systems to measure")
     parser.add_argument(
-        "--rates", type=numbers, default=[0.0, 0.25, 0.5, 0.75, 1.0], help="requests per second; 0: the long prompt"
+        "--rates", type=numbers, default=[0.0, 0.5, 0.75, 1.0], help="requests per second; 0: the long prompt"
     )
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=30.0, help="length of each load")
+    parser.add_argument("--seconds", type=float, default=16.0, help="length of each load")
     parser.add_argument("--long-tokens", type=int, default=2048)
     parser.add_argument("--mean-prompt", type=int, default=512)
     parser.add_argument("--max-tokens", type=int, default=64)
-    parser.add_argument("--itl-target", type=float, default=0.08, help="itl_slo_seconds of the colocated instances")
-    parser.add_argument("--flags", default="--max-model-len 4096 --max-num-seqs 16", help="flags of vLLM")
+    parser.add_argument("--itl-targets", type=numbers, default=[0.1, 0.05], help="itl_slo_seconds, one instance each")
+    parser.add_argument(
+        "--flags", default="--enforce-eager --max-model-len 4096 --max-num-seqs 16", help="flags of vLLM"
+    )
     parser.add_argument("--results", type=Path, default=RESULTS)
     return parser.parse_args()
 
 
 def _systems(options: argparse.Namespace) -> list[System]:
-    systems: list[System] = [Colocated("colocated", 2048, profile=options.profile, itl_slo_seconds=options.itl_target)]
+    systems: list[System] = [
+        Colocated(f"{COLOCATED}, {target * 1000:g} ms", 2048, profile=options.profile, itl_slo_seconds=target)
+        for target in options.itl_targets
+    ]
     systems += [Colocated(f"pinned {share:g}", 2048, decode_share=share) for share in options.shares]
     systems += [Disaggregated("1P-1D", 2048)]
     for chunk in options.chunks:

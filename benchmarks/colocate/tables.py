@@ -14,7 +14,8 @@ from typing import Any
 
 # ITL (95th percentile of a request), and TTFT for each started 1,000 prompt tokens, in seconds.
 SLOS = ((0.05, 2.0), (0.1, 2.0), (0.1, 1.0), (0.2, 2.0))
-COLOCATED = "colocated"
+COLOCATED = "colocated"  # Names of colocated instances begin so.
+FIGURES = (("ITL P99", "itl_p99"), ("TTFT", "ttft"))
 
 Points = Sequence[dict[str, Any]]
 
@@ -47,16 +48,18 @@ def _spread(values: Sequence[float], form: Callable[[float], str]) -> str:
 
 
 def _long_prompt(points: Points) -> str:
+    names = [name for name in _systems(points) if name.startswith(COLOCATED)]
+    columns = [(f"{title} of `{name}` over it", name, key) for name in names for title, key in FIGURES]
     rows = [
-        "| system | ITL P99 | TTFT | ITL P99 of `colocated` over it | TTFT of `colocated` over it |",
-        "|---|---|---|---|---|",
+        f"| system | ITL P99 | TTFT | {' | '.join(title for title, _, _ in columns)} |",
+        "|---" * (3 + len(columns)) + "|",
     ]
-    own = _by_round(points, COLOCATED, 0.0)
     for system in _systems(points):
         found = _by_round(points, system, 0.0)
-        cells = [_spread([item[name] for item in found.values()], "{:.3f} s".format) for name in ("itl_p99", "ttft")]
-        for name in ("itl_p99", "ttft"):
-            ratios = [own[number][name] / found[number][name] for number in found.keys() & own.keys()]
+        cells = [_spread([item[key] for item in found.values()], "{:.3f} s".format) for _, key in FIGURES]
+        for _, name, key in columns:
+            own = _by_round(points, name, 0.0)
+            ratios = [own[number][key] / found[number][key] for number in found.keys() & own.keys()]
             cells.append(_spread(ratios, "{:.2f}".format))
         rows.append(f"| {' | '.join([system, *cells])} |")
     return "\n".join(rows)
