@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Literal
 
+from prfaas.scheduler.planned_routes import within_planned_route
 from prfaas.scheduler.route import Decision
 from prfaas.scheduler.snapshot import RequestFacts, Snapshot
 from prfaas.types import ClusterName
@@ -36,6 +37,7 @@ def describe(snapshot: Snapshot, facts: RequestFacts, decision: Decision) -> dic
 
     `num_uncached_tokens` are those at the decode node, which t is compared with; None without a decode node.
     """
+    snapshot = within_planned_route(snapshot, facts)
     agents = {instance.instance: instance.agent for instance in snapshot.instances}
     agent = agents.get(decision.decode) if decision.decode is not None else None
     uncached = None if agent is None else facts.uncached_at(agent)

@@ -2,6 +2,7 @@
 
 The policies apply in this order:
 
+0. A plan with routes by length and tenant leaves only the clusters of one route (`planned_routes.py`).
 1. The decode instance is chosen by usable prefix, session and load.
 2. A request with more uncached tokens than t goes to a PrfaaS cluster for prefill, if the transfer pays.
 3. The PD cluster's policy prefills the rest (`pd_prefill.py`): the decode instance, a PD-P instance, or PPD's table decides.
@@ -16,6 +17,7 @@ from typing import Literal
 from prfaas.scheduler.endpoint_picker.adapter import pick_decode
 from prfaas.scheduler.pd_prefill import PD_EXPLANATIONS, PdReason, choose_pd_prefill, stays_on_session_node
 from prfaas.scheduler.placement import choose_instance, session_node
+from prfaas.scheduler.planned_routes import within_planned_route
 from prfaas.scheduler.snapshot import InstanceState, RequestFacts, Snapshot
 from prfaas.scheduler.threshold import prefill_site
 from prfaas.types import AgentName, InstanceId
@@ -77,6 +79,7 @@ def route(snapshot: Snapshot, request: RequestFacts) -> Decision:
     if request.clusters:
         allowed = [instance for instance in snapshot.instances if instance.cluster in request.clusters]
         snapshot = replace(snapshot, instances=tuple(allowed))
+    snapshot = within_planned_route(snapshot, request)
     decode = _choose_decode(snapshot, request)
     if decode is None:
         return Decision("refused", "no_decode_instance")

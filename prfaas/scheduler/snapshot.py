@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from prfaas.model.planning.plan import PlannedRoute
 from prfaas.scheduler.ppd import PpdTable
 from prfaas.scheduler.threshold import PathCost
 from prfaas.types import AgentName, ClusterKind, ClusterName, InstanceId, InstanceRole, LocalPolicy
@@ -80,6 +81,7 @@ class Snapshot:
         endpoint_picker: EndpointPickerConfig as YAML, for the policy `endpoint_picker`.
         local_turns_ratio: PPD's x for the policy `static`: share of later turns that decode instances prefill.
         fetch_tokens: Surplus from which a longer prefix on another node is fetched; 0 turns fetching off.
+        routes: Routes of the plan by length and tenant; without any, the threshold decides alone.
     """
 
     threshold_tokens: int
@@ -92,6 +94,7 @@ class Snapshot:
     endpoint_picker: str = ""
     local_turns_ratio: float = 0.0
     fetch_tokens: int = 0
+    routes: tuple[PlannedRoute, ...] = ()
 
     def path(self, source: ClusterName, destination: ClusterName) -> PathState:
         """Return the state of the path between two clusters."""

@@ -80,6 +80,7 @@ def deploy(
             local_policy="decode" if scenario.shared else _LOCAL_POLICIES[scenario.local_policy],
             ppd_table=None if scenario.ppd_table is None else _read_ppd_table(scenario.ppd_table),
             requests_per_second=rate,
+            routes=plan.routes,
         ),
         CacheRules(scenario.block_tokens, scenario.announce),
         events=PlannedEvents(

@@ -11,7 +11,7 @@ from prfaas.model.cost.workload import Workload
 from prfaas.model.deployment import Deployment
 from prfaas.model.planning.fleet import Demand, cheapest_fleet, is_fast_enough
 from prfaas.model.planning.plan import Plan
-from prfaas.model.planning.planner import best_plan, is_single, relaxed_plan
+from prfaas.model.planning.planner import best_plan, is_single
 
 
 def needed_instances(
@@ -53,21 +53,18 @@ def _fleet(largest: Deployment, workload: Workload, demand: Demand) -> tuple[Dep
         larger = [grown for name in names if (grown := _grown(fleet, name, largest)) is not None]
         if not larger:
             break
-        fleet = max(larger, key=lambda deployment: relaxed_plan(deployment, workload).system_throughput)
+        fleet = max(larger, key=lambda deployment: best_plan(deployment, workload).system_throughput)
         plan = best_plan(fleet, workload)
     return fleet, plan
 
 
 def _without_spares(largest: Deployment, workload: Workload, demand: Demand, order: Sequence[str]) -> Deployment:
-    """Return the fleet after taking all spare instances from one cluster after another.
-
-    Splits need not be whole here, which takes a tenth of the time.
-    """
+    """Return the fleet after taking all spare instances from one cluster after another."""
     counts = {cluster.name: cluster.num_instances for cluster in largest.clusters}
     pd = {cluster.name for cluster in largest.pd}
 
     def sustains(name: str, count: int) -> bool:
-        plan = relaxed_plan(_sized(largest, {**counts, name: count}), workload)
+        plan = best_plan(_sized(largest, {**counts, name: count}), workload)
         return plan.system_throughput >= demand.capacity
 
     for name in order:

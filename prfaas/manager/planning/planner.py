@@ -233,6 +233,7 @@ class Planner:
             ttft_seconds=ttft,
             needed_instances=needed,
             cause=cause,
+            routes=plan.routes,
             all_local_requests_per_second=local.system_throughput,
             all_local_ttft_seconds=local_ttft,
         )

@@ -129,6 +129,7 @@ class RequestRouter:
             local_turns_ratio=self.config.local_turns_ratio,
             requests_per_second=self._rates.per_second(request.cluster, request.model, self._clock()),
             fetch_tokens=0 if self.config.bandwidth == "scarce" else self.config.fetch_tokens,
+            routes=self._world.plan.routes if self._world.plan else (),
         )
 
     def _match(self, request: pb.RouteRequest, now: float) -> MatchResult | None:

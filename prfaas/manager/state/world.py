@@ -15,6 +15,7 @@ from prfaas.index.membership import Member, Membership, Node, NodeState, check_c
 from prfaas.index.memory.index import Index
 from prfaas.index.segments import Announcement, Digest, Holding
 from prfaas.manager.config import SILENCE_SECONDS
+from prfaas.model.planning.plan import PlannedRoute
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.rpc.translate import (
     ANNOUNCED,
@@ -64,6 +65,7 @@ class ThresholdPlan:
     # Instances by cluster and role of the cheapest fleet for these arrivals; empty while unknown.
     needed_instances: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     cause: str = ""  # Why this plan was made, in words.
+    routes: tuple[PlannedRoute, ...] = ()  # By length and tenant; empty if the threshold decides alone.
     # Estimates for the same traffic without any PrfaaS cluster, with the best split.
     all_local_requests_per_second: float = 0.0
     all_local_ttft_seconds: float | None = None

@@ -90,9 +90,9 @@ def _halves(loads: LoadModel, box: Box, index: int, count: float) -> list[tuple[
     return sorted(halves, key=lambda half: half[0].system_throughput)
 
 
-def binned(loads: LoadModel) -> Demand:
-    """Return the distribution in bins of about equal mass and of about equal work."""
-    edges = bin_edges(loads.lengths)
+def binned(loads: LoadModel, num_bins: int = _NUM_BINS) -> Demand:
+    """Return the distribution in the bins of `bin_edges`."""
+    edges = bin_edges(loads.lengths, num_bins)
     deployment = loads.deployment
 
     def sums(cost: Cost) -> FloatArray:
@@ -114,12 +114,12 @@ def _columns(columns: list[FloatArray], rows: int) -> FloatArray:
     return np.column_stack(columns) if columns else np.zeros((rows, 0))
 
 
-def bin_edges(lengths: Lengths) -> list[float]:
-    """Return increasing edges from below the least length to the greatest."""
+def bin_edges(lengths: Lengths, num_bins: int) -> list[float]:
+    """Return increasing edges from below the least length to the greatest, of bins of about equal mass or work."""
     new, _, weights = lengths.points(_NUM_BINS)
-    by_mass = np.interp(np.linspace(0, 1, _NUM_BINS), np.cumsum(weights) / weights.sum(), new)
+    by_mass = np.interp(np.linspace(0, 1, num_bins), np.cumsum(weights) / weights.sum(), new)
     low, high = lengths.support
-    spaced = np.geomspace(max(low, 1.0), high, _NUM_BINS // 2)
+    spaced = np.geomspace(max(low, 1.0), high, num_bins // 2)
     inner = np.unique(np.floor(np.concatenate((by_mass, spaced))))
     return [low - 1.0, *(edge for edge in inner.tolist() if low <= edge < high), high]
 

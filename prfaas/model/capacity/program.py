@@ -21,6 +21,8 @@ Mask = NDArray[np.bool_]
 BYTES_PER_GBIT = 125e6
 # Whole splits are proved best to this ratio.
 _MIP_GAP = 1e-5
+# Requests per second that sending all KV may cost. Without it the program may send KV for nothing.
+_IDLE_COST = 1e-5
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,8 @@ class Solution:
 
     `remote` and `local` price busy instances, `decode` decode instances, `roles` an instance whose role is free.
     `egress` and `paths` price bytes per second. `remote_flows` [PrfaaS] and `local_flows` [PD] are requests
-    per second. `decode_costs` [PD] prices the decode time of one request.
+    per second. `decode_costs` [PD] prices the decode time of one request. `shares` are the parts of each bin that take
+    each route: [bin, PD clusters, then routes].
     """
 
     system_throughput: float
@@ -69,6 +72,7 @@ class Solution:
     decode: FloatArray
     roles: FloatArray
     decode_costs: FloatArray
+    shares: FloatArray
 
     def worth(self) -> list[float]:
         """Return the value of one more instance of each cluster, then of one more Gbit/s of each egress and path."""
@@ -156,9 +160,15 @@ def is_whole(cluster: PdCluster) -> bool:
     return not cluster.shared_instances
 
 
-def solve(demand: Demand, loads: LoadModel, *, box: Box | None = None) -> Solution:
-    """Return the optimum with fractional roles; `box` bounds N_p of each PD cluster."""
-    return _Program(demand, loads).solve(box or whole_box(loads))
+def solve(
+    demand: Demand, loads: LoadModel, *, box: Box | None = None, num_decode: Sequence[float] | None = None
+) -> Solution:
+    """Return the optimum with fractional roles; `box` bounds N_p of each PD cluster.
+
+    With `num_decode`, each cluster's N_d for one request per second, decode is scaled with the rate and limits nothing
+    but its division.
+    """
+    return _Program(demand, loads, num_decode).solve(box or whole_box(loads))
 
 
 def best_whole(demand: Demand, loads: LoadModel) -> tuple[float, tuple[float, ...]]:
@@ -173,8 +183,8 @@ class _Program:
     column is the arrival rate for which that part of the bin takes the route. Each row is low ≤ Σ value · column ≤ high.
     """
 
-    def __init__(self, demand: Demand, loads: LoadModel) -> None:
-        self._demand, self._loads = demand, loads
+    def __init__(self, demand: Demand, loads: LoadModel, scaled: Sequence[float] | None = None) -> None:
+        self._demand, self._loads, self._scaled = demand, loads, scaled
         self._routes = find_routes(loads)
         num_bins, num_pd, num_routes = len(demand.weight), len(loads.deployment.pd), len(self._routes)
         self._local = np.arange(num_bins * num_pd).reshape(num_bins, num_pd)
@@ -253,7 +263,8 @@ class _Program:
         self._limit("local", 0.0, (local, demand.local_seconds[:, index]), ([prefill], -1.0))
         seconds = self._loads.decode_seconds()[index]
         weights = np.repeat(demand.weight[:, None], remote.shape[1], axis=1)
-        self._limit("decode", 0.0, (local, seconds * demand.weight), (remote, seconds * weights), ([decode], -1.0))
+        limit = ([decode], -1.0) if self._scaled is None else ([self._rate], -self._scaled[index])
+        self._limit("decode", 0.0, (local, seconds * demand.weight), (remote, seconds * weights), limit)
         self._limit("roles", cluster.roles, ([prefill, decode], 1.0))
 
     def _bounds(self, box: Box) -> FloatArray:
@@ -275,6 +286,8 @@ class _Program:
         program = highspy.HighsLp()
         program.num_col_, program.num_row_ = len(bounds), len(self._high)
         program.col_cost_ = np.where(np.arange(len(bounds)) == self._rate, -1.0, 0.0)
+        bytes_sent = np.repeat(self._demand.kv_bytes / self._demand.kv_bytes.sum(), self._remote.shape[1])
+        program.col_cost_[self._remote.ravel()] = _IDLE_COST * bytes_sent
         program.col_lower_, program.col_upper_ = np.ascontiguousarray(bounds.T)
         program.row_lower_, program.row_upper_ = np.array(self._low), np.array(self._high)
         program.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
@@ -318,4 +331,5 @@ class _Program:
             decode=of("decode"),
             roles=of("roles"),
             decode_costs=of("decode") * np.array(self._loads.decode_seconds()),
+            shares=np.hstack([values[self._local], values[self._remote]]) / max(values[self._rate], 1e-12),
         )

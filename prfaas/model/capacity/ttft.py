@@ -72,14 +72,27 @@ def _paths(plan: Plan, deployment: Deployment, workload: Workload, count: int) -
     if plan.threshold_tokens is None and plan.offload_ratio:
         threshold = 0.0
     long, kv = new > threshold, deployment.model.curve()
+
+    def shares(source: str | None, decode: str | None, otherwise: FloatArray) -> FloatArray:
+        """Return the part of each request that takes some routes, or `otherwise` without any in the plan."""
+        taken, total = np.zeros_like(new), np.zeros_like(new)
+        for route in plan.routes:
+            within = route.share * ((route.above_tokens < new) & (new <= route.up_to_tokens))
+            total += within
+            taken += within * (route.source == source and decode in (None, route.decode))
+        return taken / np.maximum(total, 1e-12) if plan.routes else otherwise
+
     paths = []
     for cluster, share in zip(deployment.prfaas, plan.remote_shares, strict=True):
-        seconds = cluster.profile.prefill.at(new[long], cached[long])
-        transfer = kv.many(new[long]) / deployment.egress(cluster)
-        paths.append(_Path(weights[long] * share, seconds, transfer, cluster.num_instances))
+        part = shares(cluster.name, None, long * share)
+        sent, taken = new[part > 0], cached[part > 0]
+        transfer = kv.many(sent) / deployment.egress(cluster)
+        seconds = cluster.profile.prefill.at(sent, taken)
+        paths.append(_Path((weights * part)[part > 0], seconds, transfer, cluster.num_instances))
     for pd, split, share in zip(deployment.pd, plan.splits, plan.local_shares, strict=True):
-        seconds = pd.profile.prefill.at(new[~long], cached[~long])
-        paths.append(_Path(weights[~long] * share, seconds, np.zeros_like(seconds), split.num_prefill))
+        part = shares(None, pd.name, ~long * share)
+        seconds = pd.profile.prefill.at(new[part > 0], cached[part > 0])
+        paths.append(_Path((weights * part)[part > 0], seconds, np.zeros_like(seconds), split.num_prefill))
     return paths
 
 

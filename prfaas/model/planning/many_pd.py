@@ -1,31 +1,44 @@
-"""Best threshold and splits for several PD clusters: a small linear program at each threshold."""
+"""Best routes and splits for several PD clusters, or for tenants: a small linear program over bins of lengths."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise, product
 
 import numpy as np
 
 from prfaas.model.capacity import throughput
+from prfaas.model.capacity.bound import bin_edges, binned
 from prfaas.model.capacity.loads import LoadModel, Loads
-from prfaas.model.capacity.program import Demand, Solution, best_whole, by_tenant, find_routes, routes_within, solve
-from prfaas.model.planning.plan import Limit, Plan, Split
+from prfaas.model.capacity.program import (
+    Demand,
+    Solution,
+    best_whole,
+    by_tenant,
+    find_routes,
+    is_whole,
+    routes_within,
+    solve,
+)
+from prfaas.model.cost.curve import FloatArray
+from prfaas.model.planning.plan import Limit, Plan, PlannedRoute, Split
+from prfaas.model.planning.single_pd import first_at_least
 
-# Thresholds tried for whole and for fractional splits, before t is sought between the best and its neighbours.
-_NUM_SCANNED, _NUM_RELAXED = 64, 10
+_NUM_BINS = 32
 # Plans this ratio apart are equally good.
-_CLOSE = 1e-4
-# Ratio to which t of fractional splits is sought.
-_RELAXED = 0.005
+_CLOSE = 5e-4
+# Upper end of the last range of lengths, and the least share of a route.
+_LONGEST, _LEAST_SHARE = (1 << 31) - 1, 1e-5
 # A price above this marks a station that limits the throughput.
 _BUSY = 1e-9
 
 
 class ManyPd:
-    """Planner for several PD clusters with one threshold for all. The program chooses where each request decodes.
+    """Planner for several PD clusters. The program chooses where requests of each length and tenant decode.
 
-    At each threshold, branch and bound over the program finds the best whole splits.
+    Branch and bound over the program finds the best whole splits.
     """
 
     def __init__(self, loads: LoadModel) -> None:
@@ -33,68 +46,88 @@ class ManyPd:
         self._pd = loads.deployment.pd
 
     def plan(self) -> Plan:
-        """Return the best threshold, with whole splits where nothing is shared."""
-        upper = self._scan(_NUM_SCANNED)
-        self._refine_fractional(upper)
-        whole: dict[int, float] = {}
+        """Return the best plan, with whole splits where nothing is shared.
 
-        def value(threshold: int) -> float:
-            if threshold not in whole:
-                whole[threshold] = best_whole(self._demand(threshold), self._loads)[0]
-            return whole[threshold]
+        If the clusters are alike, its threshold alone decides: routers then divide the rest better by load.
+        """
+        plan, loads = self._by_length(), self._loads
+        count = plan.num_prefill / len(self._pd)
+        if not self._is_even() or (count % 1 and is_whole(self._pd[0])):
+            return plan
+        threshold = first_at_least(
+            lambda t: loads.at(t).offload_ratio <= plan.offload_ratio,
+            loads.everything_offloaded,
+            loads.nothing_offloaded,
+        )
+        even = self.at(threshold, [count] * len(self._pd))
+        return even if even.system_throughput >= plan.system_throughput * (1 - _CLOSE) else plan
 
-        # Without whole numbers a threshold sustains at least as much, so the rest need no search.
-        for threshold in sorted(upper, key=lambda t: -upper[t]):
-            if whole and upper[threshold] <= max(whole.values()) * (1 + _CLOSE):
-                break
-            value(threshold)
-        best = max(whole, key=lambda t: whole[t])
-        if max(upper.values()) > whole[best] * (1 + _CLOSE):
-            best = _refined(value, sorted(upper), best, tolerance=0.0)
-        return self.at(best, best_whole(self._demand(best), self._loads)[1])
+    def _is_even(self) -> bool:
+        """Return whether clusters, paths and tenants are alike."""
+        deployment = self._loads.deployment
+        kinds = {replace(pd, name="") for pd in self._pd}
+        rates = {deployment.path_bytes_per_second(j.name, d.name) for j in deployment.prfaas for d in self._pd}
+        return len(kinds) == 1 and len(rates) < 2 and not deployment.tenants
 
-    def relaxed(self) -> Plan:
-        """Return the best plan whose splits need not be whole, with t within one part in 200."""
-        best = self._refine_fractional(self._scan(_NUM_RELAXED), tolerance=_RELAXED)
-        return self.at(best, self._solve(best).num_prefill)
+    def _by_length(self) -> Plan:
+        """Return the best routes by length and tenant. The threshold is the length from which on any KV leaves.
 
-    def _refine_fractional(self, known: dict[int, float], *, tolerance: float = 0.0) -> int:
-        """Return the best threshold for fractional splits, and add what is tried to `known`."""
-        scanned = sorted(known)
+        Where decode limits the throughput, they leave as much room in prefill and transfers as they can.
+        """
+        loads, demand = self._loads, binned(self._loads, _NUM_BINS)
+        sustained, splits = best_whole(demand, loads)
+        slack = (1 + _CLOSE) / max(sustained, _BUSY)
+        scaled = [pd.num_decode(n) * slack for pd, n in zip(self._pd, splits, strict=True)]
+        solution = solve(demand, loads, box=[(count, count) for count in splits], num_decode=scaled)
+        routes, decode_limits = self._routes(solution, demand.weight), solution.system_throughput > sustained
+        sent = solution.shares[:, len(self._pd) :].sum(axis=1)
+        offload, sent_bytes = float(sent @ demand.weight), float(sent @ demand.kv_bytes)
+        threshold = min((route.above_tokens for route in routes if route.source), default=loads.nothing_offloaded)
+        return replace(
+            self.at(threshold, splits),
+            threshold_tokens=threshold if loads.deployment.prfaas and offload < 1.0 else None,
+            system_throughput=sustained,
+            offload_ratio=offload,
+            local_ratio=1.0 - offload,
+            egress_bytes_per_second=sustained * sent_bytes if loads.deployment.prfaas else None,
+            local_bytes_per_second=sustained * (float(demand.kv_bytes.sum()) - sent_bytes),
+            limit="pd-decode" if decode_limits else _limit(solution),
+            remote_shares=_parts(solution.remote_flows),
+            local_shares=_parts(solution.local_flows),
+            routes=routes,
+        )
 
-        def value(threshold: int) -> float:
-            if threshold not in known:
-                known[threshold] = self._solve(threshold).system_throughput
-            return known[threshold]
-
-        return _refined(value, scanned, max(scanned, key=value), tolerance=tolerance)
-
-    def _scan(self, count: int) -> dict[int, float]:
-        """Return what fractional splits sustain at thresholds over the whole range: each length of a short trace."""
-        low, high = self._loads.everything_offloaded, self._loads.nothing_offloaded
-        if not self._loads.deployment.prfaas:
-            return {high: self._solve(high).system_throughput}
-        lengths = np.ceil(self._loads.lengths.points(count)[0]).astype(int).tolist()
-        return {t: self._solve(t).system_throughput for t in sorted({low, *lengths, high})}
+    def _routes(self, solution: Solution, weight: FloatArray) -> tuple[PlannedRoute, ...]:
+        """Return the routes of each tenant and range of lengths; `weight` has their parts of all requests."""
+        deployment = self._loads.deployment
+        inner = [math.floor(edge) for edge in bin_edges(self._loads.lengths, _NUM_BINS)[1:-1]]
+        ranges = list(pairwise([0, *inner, _LONGEST]))
+        bound = {tenant.clusters for tenant in deployment.tenants}
+        groups = [clusters if clusters in bound else frozenset() for _, clusters in deployment.traffic]
+        ends: list[tuple[str, str | None]] = [(pd.name, None) for pd in deployment.pd]
+        ends += [(deployment.pd[way.target].name, deployment.prfaas[way.source].name) for way in solution.routes]
+        rows = zip(product(groups, ranges), solution.shares * weight[:, None], strict=True)
+        return tuple(
+            PlannedRoute(clusters, *within, *end, float(share))
+            for (clusters, within), shares in rows
+            for end, share in zip(ends, shares, strict=True)
+            if share > _LEAST_SHARE
+        )
 
     def _demand(self, threshold: int) -> Demand:
         everything = self._loads.at(self._loads.nothing_offloaded).local_seconds
         demand = _short_and_long(self._loads.at(threshold), everything, len(find_routes(self._loads)))
         return by_tenant(demand, self._loads)
 
-    def _solve(self, threshold: int, splits: Sequence[float] | None = None) -> Solution:
-        box = None if splits is None else [(count, count) for count in splits]
-        return solve(self._demand(threshold), self._loads, box=box)
-
     def at(self, threshold: int, splits: Sequence[float]) -> Plan:
         """Return the operating point of a given threshold and splits."""
-        loads, solution = self._loads.at(threshold), self._solve(threshold, splits)
+        loads = self._loads.at(threshold)
+        solution = solve(self._demand(threshold), self._loads, box=[(count, count) for count in splits])
         deployment, sustained = self._loads.deployment, solution.system_throughput
         reach = sum(ratio for ratio, within in deployment.traffic if routes_within(self._loads, within)[1].any())
         offload = loads.offload_ratio * reach
         local = loads.local_ratio + loads.offload_ratio * (1.0 - reach)
         decode = zip(self._pd, splits, self._loads.decode_seconds(), strict=True)
-        remote_flow, local_flow = solution.remote_flows.sum(), solution.local_flows.sum()
         return Plan(
             name=deployment.name,
             threshold_tokens=threshold if deployment.prfaas and local else None,
@@ -109,10 +142,8 @@ class ManyPd:
             egress_bytes_per_second=sustained * loads.remote_bytes * reach if deployment.prfaas else None,
             local_bytes_per_second=sustained * (loads.local_bytes + loads.remote_bytes * (1.0 - reach)),
             limit=_limit(solution),
-            remote_shares=tuple(
-                (solution.remote_flows / remote_flow if remote_flow else solution.remote_flows).tolist()
-            ),
-            local_shares=tuple((solution.local_flows / local_flow if local_flow else solution.local_flows).tolist()),
+            remote_shares=_parts(solution.remote_flows),
+            local_shares=_parts(solution.local_flows),
         )
 
     def _local(self, loads: Loads, splits: Sequence[float]) -> float:
@@ -138,30 +169,14 @@ def _short_and_long(loads: Loads, everything: Sequence[float], num_routes: int) 
     )
 
 
+def _parts(flows: FloatArray) -> tuple[float, ...]:
+    """Return each flow's part of all."""
+    return tuple((flows / (flows.sum() or 1.0)).tolist())
+
+
 def _limit(solution: Solution) -> Limit:
     if (solution.remote > _BUSY).any():
         return "prfaas"
     if (solution.egress > 0).any() or (solution.paths > 0).any():
         return "link"
     return "pd-prefill" if (solution.local > _BUSY).any() else "pd-decode"
-
-
-def _refined(value: Callable[[int], float], scanned: Sequence[int], best: int, *, tolerance: float) -> int:
-    """Return the best integer between the scanned neighbours of `best`."""
-    index = scanned.index(best)
-    low, high = scanned[max(index - 1, 0)], scanned[min(index + 1, len(scanned) - 1)]
-    return max(best, _highest(value, low, high, tolerance=tolerance), key=value)
-
-
-def _highest(value: Callable[[int], float], low: int, high: int, *, tolerance: float) -> int:
-    """Return the integer in [low, high] with the greatest value, for values that rise and then fall: golden section."""
-    golden = (math.sqrt(5) - 1) / 2
-    while high - low > max(3, tolerance * high):
-        left, right = high - math.ceil(golden * (high - low)), low + math.ceil(golden * (high - low))
-        left, right = (left, right) if left < right else (right - 1, right)
-        if value(left) >= value(right):
-            high = right
-        else:
-            low = left
-    inside = range(low, high + 1) if high - low <= 3 else (low, (low + high) // 2, high)
-    return max(inside, key=value)

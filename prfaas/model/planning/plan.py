@@ -18,10 +18,27 @@ class Split:
 
 
 @dataclass(frozen=True)
+class PlannedRoute:
+    """Route of requests with `above_tokens` < uncached tokens ≤ `up_to_tokens`, as a share of all requests.
+
+    They decode in one cluster. `source` prefills them, or the decode cluster if it is None. Requests of a tenant have
+    the `clusters` that may see them; those of no such tenant have none.
+    """
+
+    clusters: frozenset[str]
+    above_tokens: int
+    up_to_tokens: int
+    decode: str
+    source: str | None
+    share: float
+
+
+@dataclass(frozen=True)
 class Plan:
     """Operating point; throughputs in requests per second, None where the deployment has no such stage.
 
-    `remote_shares` and `local_shares` are each cluster's part of the offloaded and of the local requests.
+    `remote_shares` and `local_shares` are each cluster's part of the offloaded and of the local requests. `routes` are
+    empty if the threshold alone decides. Otherwise nothing up to the threshold leaves, and they decide.
     """
 
     name: str
@@ -39,6 +56,7 @@ class Plan:
     limit: Limit
     remote_shares: tuple[float, ...]
     local_shares: tuple[float, ...]
+    routes: tuple[PlannedRoute, ...] = ()
 
     @property
     def num_prefill(self) -> float:

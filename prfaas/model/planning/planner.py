@@ -23,13 +23,6 @@ def is_single(deployment: Deployment) -> bool:
     return len(deployment.pd) == 1 and not deployment.tenants
 
 
-def relaxed_plan(deployment: Deployment, workload: Workload) -> Plan:
-    """Return the best plan faster where there are several PD clusters: splits then need not be whole."""
-    if is_single(deployment):
-        return best_plan(deployment, workload)
-    return ManyPd(LoadModel(deployment, workload)).relaxed()
-
-
 def homogeneous(deployment: Deployment, *, num_added: int | None = None) -> Deployment:
     """Return the deployment with PD instances instead of PrfaaS instances.
 

@@ -111,8 +111,9 @@ def _routing(deployment: Deployment, plan: Plan) -> str:
         return "every prompt is prefilled in the PD clusters"
     if plan.threshold_tokens is None:
         return f"every prompt is prefilled by {remote}"
+    go = "go, by length and tenant," if plan.routes else "go"
     return (
-        f"prompts of more than {plan.threshold_tokens:,} uncached tokens go to {remote}"
+        f"prompts of more than {plan.threshold_tokens:,} uncached tokens {go} to {remote}"
         f" ({plan.offload_ratio:.1%} of the requests, {show_gbps(plan.egress_bytes_per_second or 0.0)} when busy)"
     )
 

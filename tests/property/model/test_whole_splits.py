@@ -14,10 +14,12 @@ def check(seed: int) -> None:
     deployment, traffic = random_case(seed)
     plan = best_plan(deployment, traffic)
     most = brute_force(deployment, traffic)
-    assert most * (1 - 1e-3) <= plan.system_throughput <= most * (1 + 1e-3), seed
     loads = LoadModel(deployment, traffic)
-    bound = whole_bound(loads, lp_bound(loads))
-    assert bound.system_throughput >= most * (1 - 1e-6), seed
+    bound = whole_bound(loads, lp_bound(loads)).system_throughput
+    # Routes by length may exceed the best single threshold, but no policy exceeds the bound.
+    highest = bound if plan.routes else most * (1 + 1e-3)
+    assert most * (1 - 1e-3) <= plan.system_throughput <= highest * (1 + 1e-6), seed
+    assert bound >= most * (1 - 1e-6), seed
 
 
 @pytest.mark.parametrize("start", range(0, 50, 10))
