@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,7 +49,7 @@ class Bound:
 def lp_bound(loads: LoadModel, *, box: Box | None = None) -> Bound:
     """Return the bound with fractional roles; `box` bounds N_p of each PD cluster."""
     limits = box or whole_box(loads)
-    solution = solve(binned(loads), loads, box=limits)
+    solution = solve(binned(loads, bin_edges(loads.lengths, _NUM_BINS)), loads, box=limits)
     return Bound(float(max(_dual_value(loads, solution, limits), solution.system_throughput)), solution)
 
 
@@ -90,9 +91,8 @@ def _halves(loads: LoadModel, box: Box, index: int, count: float) -> list[tuple[
     return sorted(halves, key=lambda half: half[0].system_throughput)
 
 
-def binned(loads: LoadModel, num_bins: int = _NUM_BINS) -> Demand:
-    """Return the distribution in the bins of `bin_edges`."""
-    edges = bin_edges(loads.lengths, num_bins)
+def binned(loads: LoadModel, edges: Sequence[float]) -> Demand:
+    """Return the distribution in bins between increasing edges. Each bin may take every route of its tenant."""
     deployment = loads.deployment
 
     def sums(cost: Cost) -> FloatArray:

@@ -16,8 +16,6 @@ from prfaas.model.capacity.program import (
     Demand,
     Solution,
     best_whole,
-    by_tenant,
-    find_routes,
     is_whole,
     routes_within,
     solve,
@@ -74,12 +72,13 @@ class ManyPd:
 
         Where decode limits the throughput, they leave as much room in prefill and transfers as they can.
         """
-        loads, demand = self._loads, binned(self._loads, _NUM_BINS)
+        loads, edges = self._loads, bin_edges(self._loads.lengths, _NUM_BINS)
+        demand = binned(loads, edges)
         sustained, splits = best_whole(demand, loads)
         slack = (1 + _CLOSE) / max(sustained, _BUSY)
         scaled = [pd.num_decode(n) * slack for pd, n in zip(self._pd, splits, strict=True)]
         solution = solve(demand, loads, box=[(count, count) for count in splits], num_decode=scaled)
-        routes, decode_limits = self._routes(solution, demand.weight), solution.system_throughput > sustained
+        routes, decode_limits = self._routes(edges, demand, solution), solution.system_throughput > sustained
         sent = solution.shares[:, len(self._pd) :].sum(axis=1)
         offload, sent_bytes = float(sent @ demand.weight), float(sent @ demand.kv_bytes)
         threshold = min((route.above_tokens for route in routes if route.source), default=loads.nothing_offloaded)
@@ -97,16 +96,15 @@ class ManyPd:
             routes=routes,
         )
 
-    def _routes(self, solution: Solution, weight: FloatArray) -> tuple[PlannedRoute, ...]:
-        """Return the routes of each tenant and range of lengths; `weight` has their parts of all requests."""
+    def _routes(self, edges: Sequence[float], demand: Demand, solution: Solution) -> tuple[PlannedRoute, ...]:
+        """Return the routes of each tenant and range of lengths."""
         deployment = self._loads.deployment
-        inner = [math.floor(edge) for edge in bin_edges(self._loads.lengths, _NUM_BINS)[1:-1]]
-        ranges = list(pairwise([0, *inner, _LONGEST]))
+        ranges = list(pairwise([0, *map(math.floor, edges[1:-1]), _LONGEST]))
         bound = {tenant.clusters for tenant in deployment.tenants}
         groups = [clusters if clusters in bound else frozenset() for _, clusters in deployment.traffic]
         ends: list[tuple[str, str | None]] = [(pd.name, None) for pd in deployment.pd]
         ends += [(deployment.pd[way.target].name, deployment.prfaas[way.source].name) for way in solution.routes]
-        rows = zip(product(groups, ranges), solution.shares * weight[:, None], strict=True)
+        rows = zip(product(groups, ranges), solution.shares * demand.weight[:, None], strict=True)
         return tuple(
             PlannedRoute(clusters, *within, *end, float(share))
             for (clusters, within), shares in rows
@@ -114,16 +112,17 @@ class ManyPd:
             if share > _LEAST_SHARE
         )
 
-    def _demand(self, threshold: int) -> Demand:
-        everything = self._loads.at(self._loads.nothing_offloaded).local_seconds
-        demand = _short_and_long(self._loads.at(threshold), everything, len(find_routes(self._loads)))
-        return by_tenant(demand, self._loads)
-
     def at(self, threshold: int, splits: Sequence[float]) -> Plan:
         """Return the operating point of a given threshold and splits."""
-        loads = self._loads.at(threshold)
-        solution = solve(self._demand(threshold), self._loads, box=[(count, count) for count in splits])
-        deployment, sustained = self._loads.deployment, solution.system_throughput
+        loads, deployment = self._loads.at(threshold), self._loads.deployment
+        low, high = self._loads.lengths.support
+        demand = binned(self._loads, [low - 1.0, min(max(threshold, low - 1.0), high), high])
+        # The first bin of each tenant stays, and the second leaves if it has a route.
+        is_long = np.arange(len(demand.weight)) % 2 == 1
+        stays = ~is_long | ~demand.remote.any(axis=1)
+        demand = replace(demand, local=demand.local & stays[:, None], remote=demand.remote & is_long[:, None])
+        solution = solve(demand, self._loads, box=[(count, count) for count in splits])
+        sustained = solution.system_throughput
         reach = sum(ratio for ratio, within in deployment.traffic if routes_within(self._loads, within)[1].any())
         offload = loads.offload_ratio * reach
         local = loads.local_ratio + loads.offload_ratio * (1.0 - reach)
@@ -152,21 +151,6 @@ class ManyPd:
             throughput.pd_prefill_throughput(count, seconds / loads.local_ratio)
             for count, seconds in zip(splits, loads.local_seconds, strict=True)
         )
-
-
-def _short_and_long(loads: Loads, everything: Sequence[float], num_routes: int) -> Demand:
-    """Return two bins: short requests may only go to local prefill, long ones only to a PrfaaS cluster.
-
-    `everything` are the seconds of local prefill without offloading.
-    """
-    return Demand(
-        weight=np.array([loads.local_ratio, loads.offload_ratio]),
-        remote_seconds=np.array([[0.0] * len(loads.remote_seconds), loads.remote_seconds]),
-        local_seconds=np.array([loads.local_seconds, np.subtract(everything, loads.local_seconds).clip(min=0.0)]),
-        kv_bytes=np.array([loads.local_bytes, loads.remote_bytes]),
-        local=np.repeat([[True], [not loads.offload_ratio]], len(loads.local_seconds), axis=1),
-        remote=np.repeat([[not loads.local_ratio], [True]], num_routes, axis=1),
-    )
 
 
 def _parts(flows: FloatArray) -> tuple[float, ...]:
