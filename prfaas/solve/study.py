@@ -14,6 +14,7 @@ from prfaas.model.cost.curve import of_new_tokens, unit_cost
 from prfaas.model.cost.lengths import expectation
 from prfaas.model.cost.workload import Workload
 from prfaas.model.deployment import Deployment, PdCluster, PrfaasCluster
+from prfaas.model.planning.fleet import egress_costs
 from prfaas.model.planning.plan import Plan
 from prfaas.model.planning.planner import best_plan, equal_cost, homogeneous, naive
 
@@ -116,12 +117,7 @@ def study(
 def _option(deployment: Deployment, workload: Workload, plan: Plan, arrivals: float) -> Option:
     free = ttft.estimate_ttft(plan, deployment, workload)
     queued = ttft.estimate_ttft(plan, deployment, workload, arrivals_per_second=arrivals)
-    rate = plan.egress_bytes_per_second or 0.0
-    egress = 0.0
-    for cluster, share in zip(deployment.prfaas, plan.remote_shares, strict=True):
-        if cluster.egress_price is not None:
-            egress += cluster.egress_price.per_hour(rate * share)
-            egress += cluster.egress_price.committed_per_hour(rate * share)
+    egress = sum(egress_costs(deployment, plan, plan.egress_bytes_per_second or 0.0))
     return Option(deployment, plan, free, queued, deployment.price_per_hour, egress)
 
 

@@ -55,15 +55,12 @@ class Solution:
     """Optimum of the program: rates, and the price of each station in requests per second per unit.
 
     `remote` and `local` price busy instances, `decode` decode instances, `roles` an instance whose role is free.
-    `egress` and `paths` price bytes per second. `remote_flows` [PrfaaS] and `local_flows` [PD] are requests
-    per second. `decode_costs` [PD] prices the decode time of one request. `shares` are the parts of each bin that take
-    each route: [bin, PD clusters, then routes].
+    `egress` and `paths` price bytes per second. `decode_costs` [PD] prices the decode time of one request. `shares` are
+    the parts of each bin that take each route: [bin, PD clusters, then routes].
     """
 
     system_throughput: float
     num_prefill: tuple[float, ...]
-    remote_flows: FloatArray
-    local_flows: FloatArray
     routes: tuple[RemoteRoute, ...]
     remote: FloatArray
     egress: FloatArray
@@ -315,14 +312,9 @@ class _Program:
         def of(station: str, unit: float = 1.0) -> FloatArray:
             return np.array([0.0 if row is None else prices[row] / unit for row in self._priced[station]])
 
-        weight = self._demand.weight[:, None]
-        flows = values[self._remote] * weight
-        sources = np.array([route.source for route in self._routes])
         return Solution(
             system_throughput=float(values[self._rate]),
             num_prefill=tuple(float(n) for n in values[self._num_prefill]),
-            remote_flows=np.array([flows[:, sources == j].sum() for j in range(len(self._loads.deployment.prfaas))]),
-            local_flows=(values[self._local] * weight).sum(axis=0),
             routes=self._routes,
             remote=of("remote"),
             egress=of("egress", BYTES_PER_GBIT),

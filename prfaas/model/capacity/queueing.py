@@ -51,6 +51,11 @@ class QueueModel:
         return self.waiting_probability / drain * (1.0 + self.squared_cv) / 2.0
 
     @property
+    def relaxation_seconds(self) -> float:
+        """Return the scale of the time in which the queue forgets its state."""
+        return self.mean_seconds / self.num_servers / max(1.0 - self.load, 1e-9) ** 2
+
+    @property
     def departures_squared_cv(self) -> float:
         """Return the squared variation of the gaps between departures (Whitt's approximation); 1 for Poisson."""
         if math.isinf(self.num_servers):

@@ -17,6 +17,8 @@ from prfaas.model.planning.plan import Plan
 # Longer traces are represented by so many requests. With queues there are fewer, since each has many delays.
 _NUM_POINTS = 1 << 11
 _NUM_QUEUED_POINTS = 1 << 10
+# Multiple of the prefill queue's relaxation in which its departures come to vary as its arrivals; fitted to the twin.
+_FORGETTING = 48.0
 
 
 @dataclass(frozen=True)
@@ -122,8 +124,10 @@ def _transfer_delays(path: _Path, prefill: QueueModel) -> FloatArray:
     if not path.transfer.any():
         return np.zeros((1, len(path.transfer)))
     alone = _queue(path, path.transfer, 1, prefill.arrivals_per_second / float(path.weights.sum()))
-    link = SharedLink(alone.arrivals_per_second, alone.mean_seconds, alone.squared_cv, prefill.departures_squared_cv)
-    return link.delays(path.transfer)
+    # Departures vary less than arrivals over short times only. A busy link's queue remembers long ones.
+    long_term = alone.relaxation_seconds / (alone.relaxation_seconds + _FORGETTING * prefill.relaxation_seconds)
+    squared_cv = prefill.departures_squared_cv * (1.0 - long_term) + long_term
+    return SharedLink(alone.arrivals_per_second, alone.mean_seconds, alone.squared_cv, squared_cv).delays(path.transfer)
 
 
 def _queued_quantile(waits: list[tuple[_Path, QueueModel, FloatArray]], quantile: float) -> float:

@@ -191,12 +191,20 @@ def _cheapest_plan(loads: LoadModel, demand: Demand) -> Fleet | None:
 
 def _priced(fleet: Deployment, plan: Plan, demand: Demand, bytes_per_request: float) -> Fleet:
     sent = demand.requests_per_second * bytes_per_request
-    egress = committed = 0.0
-    for cluster, share in zip(fleet.prfaas, plan.remote_shares, strict=True):
-        if cluster.egress_price is not None:
-            egress += cluster.egress_price.per_hour(sent * share, hour=demand.hour)
-            committed += cluster.egress_price.committed_per_hour(sent * share)
+    egress, committed = egress_costs(fleet, plan, sent, hour=demand.hour)
     return Fleet(fleet, plan, fleet.price_per_hour or 0.0, egress, sent, committed)
+
+
+def egress_costs(
+    deployment: Deployment, plan: Plan, bytes_per_second: float, *, hour: float | None = None
+) -> tuple[float, float]:
+    """Return what an hour of a plan's egress costs by GB, and as a 95th percentile."""
+    egress = committed = 0.0
+    for cluster, share in zip(deployment.prfaas, plan.remote_shares, strict=True):
+        if cluster.egress_price is not None:
+            egress += cluster.egress_price.per_hour(bytes_per_second * share, hour=hour)
+            committed += cluster.egress_price.committed_per_hour(bytes_per_second * share)
+    return egress, committed
 
 
 def is_fast_enough(deployment: Deployment, plan: Plan, workload: Workload, demand: Demand) -> bool:

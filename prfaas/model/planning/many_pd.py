@@ -12,14 +12,7 @@ import numpy as np
 from prfaas.model.capacity import throughput
 from prfaas.model.capacity.bound import bin_edges, binned
 from prfaas.model.capacity.loads import LoadModel, Loads
-from prfaas.model.capacity.program import (
-    Demand,
-    Solution,
-    best_whole,
-    is_whole,
-    routes_within,
-    solve,
-)
+from prfaas.model.capacity.program import Demand, Solution, best_whole, is_whole, solve
 from prfaas.model.cost.curve import FloatArray
 from prfaas.model.planning.plan import Limit, Plan, PlannedRoute, Split
 from prfaas.model.planning.single_pd import first_at_least
@@ -78,23 +71,11 @@ class ManyPd:
         slack = (1 + _CLOSE) / max(sustained, _BUSY)
         scaled = [pd.num_decode(n) * slack for pd, n in zip(self._pd, splits, strict=True)]
         solution = solve(demand, loads, box=[(count, count) for count in splits], num_decode=scaled)
-        routes, decode_limits = self._routes(edges, demand, solution), solution.system_throughput > sustained
-        sent = solution.shares[:, len(self._pd) :].sum(axis=1)
-        offload, sent_bytes = float(sent @ demand.weight), float(sent @ demand.kv_bytes)
+        routes = self._routes(edges, demand, solution)
         threshold = min((route.above_tokens for route in routes if route.source), default=loads.nothing_offloaded)
-        return replace(
-            self.at(threshold, splits),
-            threshold_tokens=threshold if loads.deployment.prfaas and offload < 1.0 else None,
-            system_throughput=sustained,
-            offload_ratio=offload,
-            local_ratio=1.0 - offload,
-            egress_bytes_per_second=sustained * sent_bytes if loads.deployment.prfaas else None,
-            local_bytes_per_second=sustained * (float(demand.kv_bytes.sum()) - sent_bytes),
-            limit="pd-decode" if decode_limits else _limit(solution),
-            remote_shares=_parts(solution.remote_flows),
-            local_shares=_parts(solution.local_flows),
-            routes=routes,
-        )
+        plan = self._plan(threshold, splits, demand, replace(solution, system_throughput=sustained))
+        limit: Limit = "pd-decode" if solution.system_throughput > sustained else plan.limit
+        return replace(plan, limit=limit, routes=routes)
 
     def _routes(self, edges: Sequence[float], demand: Demand, solution: Solution) -> tuple[PlannedRoute, ...]:
         """Return the routes of each tenant and range of lengths."""
@@ -114,7 +95,6 @@ class ManyPd:
 
     def at(self, threshold: int, splits: Sequence[float]) -> Plan:
         """Return the operating point of a given threshold and splits."""
-        loads, deployment = self._loads.at(threshold), self._loads.deployment
         low, high = self._loads.lengths.support
         demand = binned(self._loads, [low - 1.0, min(max(threshold, low - 1.0), high), high])
         # The first bin of each tenant stays, and the second leaves if it has a route.
@@ -122,28 +102,37 @@ class ManyPd:
         stays = ~is_long | ~demand.remote.any(axis=1)
         demand = replace(demand, local=demand.local & stays[:, None], remote=demand.remote & is_long[:, None])
         solution = solve(demand, self._loads, box=[(count, count) for count in splits])
-        sustained = solution.system_throughput
-        reach = sum(ratio for ratio, within in deployment.traffic if routes_within(self._loads, within)[1].any())
-        offload = loads.offload_ratio * reach
-        local = loads.local_ratio + loads.offload_ratio * (1.0 - reach)
+        return self._plan(threshold, splits, demand, solution)
+
+    def _plan(self, threshold: int, splits: Sequence[float], demand: Demand, solution: Solution) -> Plan:
+        loads, deployment = self._loads.at(threshold), self._loads.deployment
+        flows, sustained = demand.weight @ solution.shares, solution.system_throughput
+        sent = solution.shares[:, len(self._pd) :].sum(axis=1)
+        offload, sent_bytes = float(sent @ demand.weight), float(sent @ demand.kv_bytes)
         decode = zip(self._pd, splits, self._loads.decode_seconds(), strict=True)
         return Plan(
             name=deployment.name,
-            threshold_tokens=threshold if deployment.prfaas and local else None,
+            threshold_tokens=threshold if deployment.prfaas and offload < 1.0 else None,
             splits=tuple(Split(c.name, n, c.num_decode(n)) for c, n in zip(self._pd, splits, strict=True)),
             offload_ratio=offload,
-            local_ratio=local,
+            local_ratio=1.0 - offload,
             mean_offloaded_tokens=loads.mean_offloaded_tokens if offload else None,
             prfaas_throughput=offload * sum(self._loads.remote_rates(loads)) if offload else None,
             pd_prefill_throughput=self._local(loads, splits) if loads.local_ratio else None,
             pd_decode_throughput=sum(c.num_decode(n) / seconds for c, n, seconds in decode),
             system_throughput=sustained,
-            egress_bytes_per_second=sustained * loads.remote_bytes * reach if deployment.prfaas else None,
-            local_bytes_per_second=sustained * (loads.local_bytes + loads.remote_bytes * (1.0 - reach)),
+            egress_bytes_per_second=sustained * sent_bytes if deployment.prfaas else None,
+            local_bytes_per_second=sustained * (float(demand.kv_bytes.sum()) - sent_bytes),
             limit=_limit(solution),
-            remote_shares=_parts(solution.remote_flows),
-            local_shares=_parts(solution.local_flows),
+            remote_shares=self._remote_shares(flows, solution),
+            local_shares=_parts(flows[: len(self._pd)]),
         )
+
+    def _remote_shares(self, flows: FloatArray, solution: Solution) -> tuple[float, ...]:
+        sources = [0.0] * len(self._loads.deployment.prfaas)
+        for flow, way in zip(flows[len(self._pd) :], solution.routes, strict=True):
+            sources[way.source] += flow
+        return _parts(np.array(sources))
 
     def _local(self, loads: Loads, splits: Sequence[float]) -> float:
         """Return Θ_pd-p summed over the clusters."""
