@@ -73,7 +73,7 @@ def _paths(plan: Plan, deployment: Deployment, workload: Workload, count: int) -
     threshold = math.inf if plan.threshold_tokens is None else plan.threshold_tokens
     if plan.threshold_tokens is None and plan.offload_ratio:
         threshold = 0.0
-    long, kv = new > threshold, deployment.model.curve()
+    long, kv = (new > threshold).astype(float), deployment.model.curve()
 
     def shares(source: str | None, decode: str | None, otherwise: FloatArray) -> FloatArray:
         """Return the part of each request that takes some routes, or `otherwise` without any in the plan."""
@@ -92,7 +92,7 @@ def _paths(plan: Plan, deployment: Deployment, workload: Workload, count: int) -
         seconds = cluster.profile.prefill.at(sent, taken)
         paths.append(_Path((weights * part)[part > 0], seconds, transfer, cluster.num_instances))
     for pd, split, share in zip(deployment.pd, plan.splits, plan.local_shares, strict=True):
-        part = shares(None, pd.name, ~long * share)
+        part = shares(None, pd.name, (1.0 - long) * share)
         seconds = pd.profile.prefill.at(new[part > 0], cached[part > 0])
         paths.append(_Path((weights * part)[part > 0], seconds, np.zeros_like(seconds), split.num_prefill))
     return paths

@@ -9,9 +9,8 @@ from itertools import pairwise, product
 
 import numpy as np
 
-from prfaas.model.capacity import throughput
 from prfaas.model.capacity.bound import bin_edges, binned
-from prfaas.model.capacity.loads import LoadModel, Loads
+from prfaas.model.capacity.loads import LoadModel
 from prfaas.model.capacity.program import Demand, Solution, best_whole, is_whole, solve
 from prfaas.model.cost.curve import FloatArray
 from prfaas.model.planning.plan import Limit, Plan, PlannedRoute, Split
@@ -110,6 +109,7 @@ class ManyPd:
         sent = solution.shares[:, len(self._pd) :].sum(axis=1)
         offload, sent_bytes = float(sent @ demand.weight), float(sent @ demand.kv_bytes)
         decode = zip(self._pd, splits, self._loads.decode_seconds(), strict=True)
+        local = [(n, seconds) for n, seconds in zip(splits, loads.local_seconds, strict=True) if seconds]
         return Plan(
             name=deployment.name,
             threshold_tokens=threshold if deployment.prfaas and offload < 1.0 else None,
@@ -118,7 +118,7 @@ class ManyPd:
             local_ratio=1.0 - offload,
             mean_offloaded_tokens=loads.mean_offloaded_tokens if offload else None,
             prfaas_throughput=offload * sum(self._loads.remote_rates(loads)) if offload else None,
-            pd_prefill_throughput=self._local(loads, splits) if loads.local_ratio else None,
+            pd_prefill_throughput=sum(n * loads.local_ratio / seconds for n, seconds in local) if local else None,
             pd_decode_throughput=sum(c.num_decode(n) / seconds for c, n, seconds in decode),
             system_throughput=sustained,
             egress_bytes_per_second=sustained * sent_bytes if deployment.prfaas else None,
@@ -133,13 +133,6 @@ class ManyPd:
         for flow, way in zip(flows[len(self._pd) :], solution.routes, strict=True):
             sources[way.source] += flow
         return _parts(np.array(sources))
-
-    def _local(self, loads: Loads, splits: Sequence[float]) -> float:
-        """Return Θ_pd-p summed over the clusters."""
-        return sum(
-            throughput.pd_prefill_throughput(count, seconds / loads.local_ratio)
-            for count, seconds in zip(splits, loads.local_seconds, strict=True)
-        )
 
 
 def _parts(flows: FloatArray) -> tuple[float, ...]:

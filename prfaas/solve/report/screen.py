@@ -120,8 +120,7 @@ def _routing(deployment: Deployment, plan: Plan) -> str:
 
 def _roles(study: Study) -> str:
     splits = [
-        f"{split.cluster}: {_count(split.num_prefill).format(split.num_prefill)} prefill,"
-        f" {_count(split.num_decode).format(split.num_decode)} decode"
+        f"{split.cluster}: {_count(split.num_prefill)} prefill, {_count(split.num_decode)} decode"
         for split in study.main.plan.splits
     ]
     remote = [f"{cluster.name}: {cluster.num_instances} prefill" for cluster in study.main.deployment.prfaas]
@@ -213,12 +212,8 @@ def _mark(inferred: Sequence[str]) -> str:
 
 
 def _count(number: float) -> str:
-    """Return the format of a number of instances: whole numbers without decimals."""
-    return "{:.0f}" if abs(number - round(number)) < 1e-6 else "{:.2f}"
-
-
-def _split(plan: Plan) -> str:
-    return "/".join(_count(number).format(number) for number in (plan.num_prefill, plan.num_decode))
+    """Show a number of instances, whole numbers without decimals."""
+    return f"{number:.0f}" if abs(number - round(number)) < 1e-6 else f"{number:.2f}"
 
 
 def _cell(value: float | None, form: str) -> str:
@@ -229,9 +224,6 @@ def _options(study: Study) -> str:
     columns = [figures(option) for option in study.options]
     rows = [["", *(option.deployment.name for option in study.options)]]
     rows += [[label, *(_cell(column[name], form) for column in columns)] for name, (label, form) in _FIGURES.items()]
-    if len(study.main.plan.splits) > 1:
-        splits = ", ".join(f"{s.cluster} {s.num_prefill:g}/{s.num_decode:g}" for s in study.main.plan.splits)
-        return _table(rows) + f"\n  splits N_p/N_d: {splits}"
     return _table(rows)
 
 
