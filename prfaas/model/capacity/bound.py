@@ -10,6 +10,7 @@ import numpy as np
 
 from prfaas.model.capacity.loads import LoadModel
 from prfaas.model.capacity.program import (
+    BYTES_PER_GBIT,
     Box,
     Demand,
     Solution,
@@ -43,7 +44,12 @@ class Bound:
 
     def duals(self, loads: LoadModel) -> dict[str, float]:
         """Return the requests per second that one more instance of a cluster, or Gbit/s of a path, would add."""
-        return dict(zip(_dual_names(loads), self.solution.worth(), strict=True))
+        deployment, solution = loads.deployment, self.solution
+        names = [f"instance:{cluster.name}" for cluster in deployment.clusters]
+        names += [f"gbps:{cluster.name}" for cluster in deployment.prfaas]
+        names += [f"gbps:{path.source}->{path.target}" for path in deployment.paths]
+        prices = (solution.remote, solution.roles, solution.egress * BYTES_PER_GBIT, solution.paths * BYTES_PER_GBIT)
+        return dict(zip(names, np.concatenate(prices).tolist(), strict=True))
 
 
 def lp_bound(loads: LoadModel, *, box: Box | None = None) -> Bound:
@@ -122,15 +128,6 @@ def bin_edges(lengths: Lengths, num_bins: int) -> list[float]:
     spaced = np.geomspace(max(low, 1.0), high, num_bins // 2)
     inner = np.unique(np.floor(np.concatenate((by_mass, spaced))))
     return [low - 1.0, *(edge for edge in inner.tolist() if low <= edge < high), high]
-
-
-def _dual_names(loads: LoadModel) -> list[str]:
-    deployment = loads.deployment
-    prfaas = [f"instance:{cluster.name}" for cluster in deployment.prfaas]
-    pd = [f"instance:{cluster.name}" for cluster in deployment.pd]
-    egress = [f"gbps:{cluster.name}" for cluster in deployment.prfaas]
-    paths = [f"gbps:{path.source}->{path.target}" for path in deployment.paths]
-    return [*prfaas, *pd, *egress, *paths]
 
 
 def _dual_value(loads: LoadModel, solution: Solution, box: Box) -> float:

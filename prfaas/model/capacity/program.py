@@ -71,10 +71,6 @@ class Solution:
     decode_costs: FloatArray
     shares: FloatArray
 
-    def worth(self) -> list[float]:
-        """Return the value of one more instance of each cluster, then of one more Gbit/s of each egress and path."""
-        return [*self.remote, *self.roles, *(self.egress * BYTES_PER_GBIT), *(self.paths * BYTES_PER_GBIT)]
-
     def capacity_value(self, loads: LoadModel, box: Box) -> float:
         """Return the worth of all stations together at these prices, with the best N_p of the box."""
         deployment = loads.deployment

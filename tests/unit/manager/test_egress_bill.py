@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from prfaas.manager.dashboard.egress_bill import EgressBill
+from prfaas.manager.dashboard.egress_bill import SLOT_SECONDS, EgressBill
 from prfaas.model.cost.egress_price import EgressPrice, Period
 
 MIDNIGHT = 20_000 * 86_400.0
@@ -27,3 +27,13 @@ def test_cost_per_hour_is_the_mean_of_about_a_minute() -> None:
     bill.add(MIDNIGHT, {})
     bill.add(MIDNIGHT + 30, RATE)
     assert bill.document()[0]["per_hour"] == pytest.approx(2.25 / 2)
+
+
+def test_commitments_count_at_the_95th_percentile_of_five_minutes() -> None:
+    bill = EgressBill({"east": EgressPrice(0.0, per_gbps_month=730.0)})  # 1 an hour for each Gbit/s.
+    bill.add(MIDNIGHT, {})
+    for slot in range(40):
+        bill.add(MIDNIGHT + (slot + 0.9) * SLOT_SECONDS, {"east": 9e9 if slot >= 38 else 125e6})
+    (east,) = bill.document()
+    assert east["per_hour"] == pytest.approx(1.0)
+    assert east["today"] == pytest.approx(39.9 / 12)
