@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,7 +20,7 @@ class EgressBill:
         self._prices = prices
         self._per_hour: dict[str, float] = {}
         self._today = dict.fromkeys(prices, 0.0)
-        self._sent: dict[str, Counter[float]] = {}  # Bytes of today by slot.
+        self._sent: dict[str, defaultdict[float, float]] = {}  # Bytes of today by slot.
         self._since = self._at = 0.0
 
     def add(self, at: float, bytes_per_second: Mapping[str, float]) -> None:
@@ -35,7 +35,7 @@ class EgressBill:
             before = self._per_hour.get(cluster, per_hour)
             self._per_hour[cluster] = before + (per_hour - before) * min(1.0, seconds / MEAN_SECONDS)
             self._today[cluster] += per_hour * seconds / 3600.0
-            sent = self._sent.setdefault(cluster, Counter())
+            sent = self._sent.setdefault(cluster, defaultdict(float))
             sent[at // SLOT_SECONDS] += bytes_per_second.get(cluster, 0.0) * seconds
         self._at = at
 
@@ -43,7 +43,7 @@ class EgressBill:
         """Return one entry for each priced cluster."""
         hours, entries = (self._at - self._since) / 3600.0, []
         for name, cost in self._today.items():
-            slots = sorted(self._sent.get(name, Counter()).values()) or [0.0]
+            slots = sorted(self._sent.get(name, {}).values()) or [0.0]
             percentile = slots[math.ceil(0.95 * len(slots)) - 1] / SLOT_SECONDS
             committed = self._prices[name].committed_per_hour(percentile)
             per_hour, today = self._per_hour.get(name, 0.0) + committed, cost + committed * hours
