@@ -41,7 +41,6 @@ from prfaas.units import join_address, split_address
 CONNECT_SECONDS = 5.0
 IDLE_SECONDS = 4.0  # Shorter than vLLM's 5 s, so that no request meets a connection that is being closed.
 CERTIFICATE_CHECK_SECONDS = 5.0
-DRAIN_SECONDS = 10.0  # Time that running answers have after a stop.
 MAX_CLIENT_HANDSHAKES = 1024
 CLIENT_IDLE_SECONDS = 75.0  # Longer than the 60 s of common load balancers.
 LINGER_SECONDS = 0.5  # For the rest of a refused body, so that the client reads the answer before a reset.
@@ -91,16 +90,20 @@ async def open_router(config: RouterConfig, secret: bytes, *, picker: OpenPicker
     connections = ClientConnections(
         budget, header_seconds=config.limits.header_time, proxied=proxy.peer_host if proxy is not None else None
     )
-    async with (
-        _running_router(config, secret, connections) as (router, chooser),
-        contextlib.AsyncExitStack() as stack,
-    ):
-        if picker is not None:
-            _log.info("picker.started", listen=await stack.enter_async_context(picker(config, chooser)))
-        if proxy is not None:
-            proxy.bind()
-        app = make_app(router, connections)
-        yield await stack.enter_async_context(serve_app(app, config.listen, proxy=proxy, connections=connections))
+    gateways, clients = contextlib.AsyncExitStack(), contextlib.AsyncExitStack()
+    async with _running_router(config, secret, connections) as (router, chooser):
+        try:
+            if picker is not None:
+                _log.info("picker.started", listen=await gateways.enter_async_context(picker(config, chooser)))
+            if proxy is not None:
+                proxy.bind()
+            app = make_app(router, connections)
+            server = serve_app(
+                app, config.listen, drain_seconds=config.request_timeout, proxy=proxy, connections=connections
+            )
+            yield await clients.enter_async_context(server)
+        finally:  # Both drain at the same time.
+            await asyncio.gather(gateways.aclose(), clients.aclose())
 
 
 @contextlib.asynccontextmanager
@@ -108,24 +111,25 @@ async def serve_app(
     app: web.Application,
     listen: str,
     *,
+    drain_seconds: float,
     setting: str = "listen",
     proxy: TlsProxy | None = None,
     connections: ClientConnections | None = None,
 ) -> AsyncIterator[str]:
     """Serve an app while the block runs, and yield its address. A client that disconnects ends its request.
 
-    `setting` names the address in error messages. A `proxy` is bound already, and is closed at the end.
-    `connections` limits those of clients; None for no limits.
+    Running answers have `drain_seconds` at the end. `setting` names the address in error messages.
+    A `proxy` is bound already, and is closed at the end. `connections` limits those of clients; None for no limits.
 
     Raises:
         ConfigError: the address cannot be bound.
     """
     if proxy is None:
-        async with _bound(app, listen, setting, connections) as address:
+        async with _bound(app, listen, drain_seconds, setting, connections) as address:
             yield address
         return
     try:
-        async with _bound(app, INNER, setting, connections) as inner:
+        async with _bound(app, INNER, drain_seconds, setting, connections) as inner:
             proxy.start(inner)
             try:
                 yield proxy.address
@@ -137,12 +141,12 @@ async def serve_app(
 
 @contextlib.asynccontextmanager
 async def _bound(
-    app: web.Application, listen: str, setting: str, connections: ClientConnections | None
+    app: web.Application, listen: str, drain_seconds: float, setting: str, connections: ClientConnections | None
 ) -> AsyncIterator[str]:
     counted = {"access_log_class": UnhandledRequests} if connections is not None else {"access_log": None}
     runner = web.AppRunner(
         app,
-        shutdown_timeout=DRAIN_SECONDS,
+        shutdown_timeout=drain_seconds,
         handler_cancellation=True,
         keepalive_timeout=CLIENT_IDLE_SECONDS,
         lingering_time=LINGER_SECONDS,

@@ -35,7 +35,6 @@ from prfaas.transport.net.tls import Certificates
 from prfaas.transport.net.tls_proxy import INNER, TlsProxy
 from prfaas.units import split_address
 
-DRAIN_SECONDS = 10.0
 MAX_HEADERS_BYTES = 1 << 20  # Part of a message beside the body.
 SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
 _Mode = processing_mode_pb2.ProcessingMode
@@ -157,7 +156,7 @@ async def open_picker(config: RouterConfig, chooser: EndpointChooser) -> AsyncIt
         yield proxy.address if proxy else address
     finally:
         await health_service.enter_graceful_shutdown()
-        await server.stop(DRAIN_SECONDS)
+        await server.stop(config.request_timeout)
         if proxy is not None:
             await proxy.close()
 

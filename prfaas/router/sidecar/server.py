@@ -202,7 +202,7 @@ async def _serve_port(app: web.Application, config: SidecarConfig, setting: Port
         allows_plaintext=config.insecure_plaintext,
         refused=lambda reason: metrics.SIDECAR_TLS_REFUSALS.labels(port=setting, reason=reason).inc(),
     )
-    async with serve_app(app, listen, setting=setting, proxy=proxy) as address:
+    async with serve_app(app, listen, drain_seconds=REQUEST_SECONDS, setting=setting, proxy=proxy) as address:
         yield address
 
 

@@ -19,6 +19,7 @@ from tests.support.waiting import PATIENCE_SECONDS
 from tools.free_ports import free_address
 
 ABSENT = "import sys; sys.modules.update(torch=None, vllm=None, numpy=None)"
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
 WITHOUT_ALL = f"{ABSENT}; from prfaas.cli.router import main; sys.exit(main())"
 
 
@@ -55,9 +56,14 @@ async def _serves(session: aiohttp.ClientSession, url: str) -> None:
             await asyncio.sleep(0.05)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.soak)])
-async def test_signal_lets_running_answers_end_before_the_process(tmp_path: Path, number: signal.Signals) -> None:
-    engine = PacedEngine(token_seconds=0.3)
+@pytest.mark.parametrize(
+    ("number", "token_seconds"),
+    [(signal.SIGTERM, 0.3), *(pytest.param(number, 8.0, marks=pytest.mark.soak) for number in SIGNALS)],
+)
+async def test_signal_lets_running_answers_end_before_the_process(
+    tmp_path: Path, number: signal.Signals, token_seconds: float
+) -> None:
+    engine = PacedEngine(token_seconds=token_seconds)
     async with running(engine), _router(tmp_path, engine) as (process, url), aiohttp.ClientSession() as session:
         await _serves(session, url)
         body = {"model": MODEL, "prompt": SHORT, "stream": True}
@@ -68,6 +74,24 @@ async def test_signal_lets_running_answers_end_before_the_process(tmp_path: Path
         _, errors = await asyncio.wait_for(process.communicate(), PATIENCE_SECONDS)
         assert process.returncode == 0
         assert b"router.started" in errors and b"Traceback" not in errors
+
+
+async def test_second_signal_ends_the_process_beside_a_running_answer(tmp_path: Path) -> None:
+    engine = PacedEngine(token_seconds=PATIENCE_SECONDS * 2)
+    async with running(engine), _router(tmp_path, engine) as (process, url), aiohttp.ClientSession() as session:
+        await _serves(session, url)
+        body = {"model": MODEL, "prompt": SHORT, "stream": True}
+        async with session.post(f"{url}/v1/completions", json=body) as response:
+            await response.content.readany()
+            process.send_signal(signal.SIGTERM)
+            assert process.stderr is not None
+            while b"router.stopping" not in await asyncio.wait_for(process.stderr.readline(), PATIENCE_SECONDS):
+                pass
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(process.wait(), 0.5)
+            process.send_signal(signal.SIGTERM)
+            await asyncio.wait_for(process.wait(), PATIENCE_SECONDS)
+        assert process.returncode == 0
 
 
 async def test_taken_address_is_named_and_stops_the_start(tmp_path: Path) -> None:
