@@ -31,15 +31,15 @@ StayReason = Literal["no_prefill_instance", "link_down", "link_too_slow", "conge
 Reason = PrfaasReason | StayReason | PdReason | Literal["fetched", "not_transferable", "no_decode_instance"]
 NO_LAYOUT = "no node has registered a layout of its model, so nothing counted as cached"
 EXPLANATIONS = dict[Reason, str](PD_EXPLANATIONS.items()) | {
-    "long": "its uncached tokens exceed the threshold, so a PrfaaS cluster prefills it and streams the KV here",
+    "long": "its uncached tokens exceed the threshold, so a PrfaaS cluster prefills it and streams its KV",
     "cached_elsewhere": "a PrfaaS cluster holds a longer prefix and the path has room, so it computes the short rest there and "
-    "streams all KV here",
+    "streams all KV",
     "fetched": "a PrfaaS cluster holds a longer prefix and the path has room, so the decode node fetches that prefix and "
     "computes the short rest",
     "not_transferable": "one list of token ids cannot name its KV, so the decode instance prefills it",
     "no_prefill_instance": "it is long, but no PrfaaS cluster has a healthy instance",
     "link_down": "it is long, but no link from a PrfaaS cluster to the decode cluster is up",
-    "link_too_slow": "it is long, but transferring its KV would take longer than prefilling it here",
+    "link_too_slow": "it is long, but transferring its KV would take longer than prefilling it locally",
     "congested": "it exceeds the deployment's threshold, but not the one in force while the path is congested",
     "no_decode_instance": "no healthy instance can decode, or none in the clusters of its tenant",
 }

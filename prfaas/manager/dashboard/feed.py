@@ -95,11 +95,11 @@ class History:
 
 
 def _drawn(points: Sequence[PathPoint]) -> tuple[float, float, int] | None:
-    """Return mean rate, last capacity and last t of a path."""
+    """Return mean rate, last capacity (0: unknown) and last t of a path."""
     if not points:
         return None
-    rate = fmean(point.bytes_per_second for point in points)
-    return rate, max(rate, points[-1].capacity_bytes_per_second), points[-1].threshold_tokens
+    rate, capacity = fmean(point.bytes_per_second for point in points), points[-1].capacity_bytes_per_second
+    return rate, max(rate, capacity) if capacity else 0.0, points[-1].threshold_tokens
 
 
 def changes(before: Sample, now: Sample) -> Iterator[Change]:
@@ -137,12 +137,12 @@ def _node_changes(before: Sample, now: Sample) -> Iterator[Change]:
 
 
 def _moved(before: Sample | PathPoint, now: Sample | PathPoint) -> str:
-    """Return both thresholds in words. Multiples of "no limit" are no limit either."""
+    """Return the thresholds in words. Multiples of "no limit" are no limit either."""
     words = [
         "no limit" if point.threshold_tokens >= OFFLOAD_NOTHING else f"{point.threshold_tokens:,} tokens"
         for point in (before, now)
     ]
-    return " → ".join(words)
+    return " → ".join(dict.fromkeys(words))
 
 
 # TCP retransmits what a full queue drops, also on a line without losses.

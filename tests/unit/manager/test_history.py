@@ -91,3 +91,14 @@ def test_step_has_the_mean_rate_and_no_capacity_below_it() -> None:
     for number, rate in enumerate((1e6, 5e6)):
         history.add(replace(BEFORE, at=float(number), paths={"east → west": replace(CALM, bytes_per_second=rate)}))
     assert history.steps(0, 4, num_steps=2)["paths"] == {"east → west": [(3e6, 3e6, 100), None]}
+
+
+def test_step_of_unknown_capacity_is_not_full() -> None:
+    history = History()
+    history.add(replace(BEFORE, paths={"east → west": replace(CALM, capacity_bytes_per_second=0.0)}))
+    assert history.steps(0, 2, num_steps=1)["paths"] == {"east → west": [(1e6, 0.0, 100)]}
+
+
+def test_plan_with_an_equal_threshold_shows_it_once() -> None:
+    ((_, _, detail),) = told(replace(BEFORE, plan_version=2, plan_limit="pd-decode"))
+    assert detail.startswith("threshold 100 tokens: ")

@@ -58,7 +58,7 @@ function passes(item, { model, tenant, cluster }) {
 }
 
 function answer(ended) {
-  if (!ended) return "no report";
+  if (!ended) return "no report yet";
   if (ended.outcome === "completed") return { text: "as decided", mood: "good", nowrap: true };
   return { text: `${ended.outcome.replace("_", " ")}${ended.fallback ? `: ${ended.fallback}` : ""}`, mood: ended.outcome === "failed" ? "bad" : "busy" };
 }
@@ -83,7 +83,8 @@ function parts(request, { explanation, decision, facts, snapshot, routes }) {
   if (snapshot.links_down?.length) sentences.push(`Paths that were down: ${snapshot.links_down.map((item) => item.join(" → ")).join(", ")}.`);
   for (const path of routes) {
     const costs = path.transfer_seconds === null ? "" : ` Sending the KV of the uncached tokens takes ${seconds(path.transfer_seconds)}, computing it locally ${seconds(path.local_prefill_seconds)}.`;
-    sentences.push(`From ${path.source} to ${path.destination} the threshold was ${tokens(path.threshold_tokens)}, the bandwidth ${path.is_abundant ? "abundant" : "scarce"}.${costs}`);
+    const raised = path.threshold_tokens > snapshot.threshold_tokens ? `, raised from ${tokens(snapshot.threshold_tokens)} by congestion` : "";
+    sentences.push(`From ${path.source} to ${path.destination} the threshold was ${tokens(path.threshold_tokens)}${raised}.${costs}`);
   }
   const { ended } = request;
   const times = ended?.ttft_seconds

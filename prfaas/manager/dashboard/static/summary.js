@@ -57,7 +57,7 @@ function requestRate(view) {
 function tokenRate(view) {
   const { requests } = view.figures;
   const note = requests.num_counted < requests.num_requests
-    ? `of the ${count(requests.num_counted)} requests routed here`
+    ? `in ${count(requests.num_counted)} requests; short ones are not counted`
     : `${count(requests.num_requests ? requests.prompt_tokens / requests.num_requests : 0)} a request`;
   return { title: "Prompt token rate", figure: rate(requests.prompt_tokens / coveredSeconds(view)), unit: "tokens/s", note, spark: requests.steps.prompt_tokens };
 }
@@ -127,7 +127,7 @@ function egress({ now }) {
   const title = "Egress cost today";
   if (!now.egress.length) return { title, figure: "no price", note: "set egress_price in the deployment file" };
   const sum = (name) => now.egress.reduce((total, item) => total + item[name], 0);
-  return { title, figure: money(sum("today")), unit: `since ${clock(now.egress[0].since)}`, note: `${money(sum("per_hour"))} per hour now` };
+  return { title, figure: money(sum("today")), unit: `since ${clock(now.egress[0].since)}`, note: `${money(sum("per_hour"))} per hour now, in the currency of egress_price` };
 }
 
 function cacheHits({ figures }) {
@@ -145,9 +145,9 @@ function allLocal({ now: { plan, manager } }) {
   const title = "If all were local";
   if (!manager.can_plan) return { title, figure: "no model", note: "needs a deployment file" };
   if (!plan) return { title, figure: "…", note: "no plan yet" };
-  const [here, today] = [plan.all_local_requests_per_second, plan.requests_per_second].map(rate);
-  if (!plan.arrivals_per_second) return { title, figure: here, unit: "requests/s sustained", note: `${today} today; TTFT needs arrivals` };
+  const [here, offloaded] = [plan.all_local_requests_per_second, plan.requests_per_second].map(rate);
+  if (!plan.arrivals_per_second) return { title, figure: here, unit: "requests/s sustained", note: `${offloaded} with offloading; TTFT needs arrivals` };
   const ttft = (value) => (value === null ? "unbounded" : seconds(value));
-  const note = `${ttft(plan.ttft_seconds)} today, both by the model; sustains ${here} requests/s instead of ${today}`;
+  const note = `${ttft(plan.ttft_seconds)} with offloading, both by the model; sustains ${here} requests/s instead of ${offloaded}`;
   return { title, figure: ttft(plan.all_local_ttft_seconds), unit: "mean TTFT", note };
 }

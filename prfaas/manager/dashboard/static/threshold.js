@@ -2,6 +2,7 @@
 
 import { byId, metric, setText } from "./dom.js";
 import { clock, isNoLimit, tokens } from "./format.js";
+import { nameOf } from "./map.js";
 import { Plot } from "./plot.js";
 import { marksOf } from "./timeline.js";
 
@@ -25,7 +26,8 @@ export class Threshold {
     });
     this.plot.update(figures, series, marksOf(figures));
     const line = byId("threshold-now");
-    setText(line, `Prompts with more than ${tokens(now.manager.threshold_tokens)} uncached tokens are prefilled by a PrfaaS cluster.`);
+    const raised = now.paths.filter((path) => path.multiplier > 1).map((path) => `; over ${nameOf(path)}, those above ${tokens(path.threshold_tokens)}`);
+    setText(line, `Prompts with more than ${tokens(now.manager.threshold_tokens)} uncached tokens are prefilled by a PrfaaS cluster${raised.join("")}.`);
     if (isNoLimit(now.manager.threshold_tokens)) setText(line, "No limit: every prompt is prefilled locally.");
     Object.assign(line.dataset, { metric: metric("prfaas_manager_threshold_tokens"), value: now.manager.threshold_tokens });
     setText(byId("plan-words"), planWords(now));
