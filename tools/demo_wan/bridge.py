@@ -10,8 +10,8 @@ _PIECE_BYTES = 1 << 16
 
 
 async def forward_to_unix(socket: Path, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Forward a connection to a Unix socket."""
-    with contextlib.closing(writer), contextlib.suppress(OSError):
+    """Forward a connection to a Unix socket, until an end closes it or the command ends."""
+    with contextlib.closing(writer), contextlib.suppress(OSError, asyncio.CancelledError):
         far_reader, far_writer = await asyncio.open_unix_connection(socket)
         with contextlib.closing(far_writer):
             await _copy_both(reader, writer, far_reader=far_reader, far_writer=far_writer)
