@@ -19,6 +19,7 @@ import pytest
 from tests.integration.console.terminal import run_here
 from tests.support.docs_blocks import Block, blocks_of, shell_blocks
 from tools.free_ports import free_address
+from tools.helm import HelmUnavailableError, find_helm
 from tools.reference_tables import ROOT
 
 # Shell functions in the place of programs. What serves goes into the background; its block's end ends it.
@@ -37,7 +38,8 @@ prfaas-ppd() { cp ppd-table.json "${@: -1}"; }
 pip() { :; }
 curl() { case "$*" in *:8080/*) ;; *) command curl -sSf --max-time 60 "$@";; esac; }
 vllm() { :; }
-helm() { for word in "${@:3}"; do case $word in deploy/helm*) test -e "$word" || return;; esac; done; }
+helm() { local words=() word; for word in "${@:2}"; do case $word in --reuse-values) ;; *) words+=("$word");; esac; done
+    "$HELM" template "${words[@]}" > /dev/null; }
 kubectl() { for word in "$@"; do case $word in deploy/*) test -s "$word" || return;;
     --from-file=*) test -s "${word##*=}" || return;; esac; done; }
 python3() { mkdir -p "$3/bin"; printf '#!/bin/sh' > "$3/bin/pip"; chmod +x "$3/bin/pip"; }
@@ -70,6 +72,14 @@ TRACE = "".join(
 SCENARIO = "load: 50%\nrequests: 200\n"
 
 
+def _helm() -> str:
+    """Return the path of Helm, which renders the chart with a command's values; `true` if there is none."""
+    try:
+        return str(find_helm())
+    except HelmUnavailableError:
+        return "true"
+
+
 class Machine:
     """A folder that stands for the reader's machine."""
 
@@ -85,6 +95,8 @@ class Machine:
         (directory / "last-week.csv").write_text(CSV)
         (directory / "mooncake.jsonl").write_text(TRACE)
         (directory / "scenario.yaml").write_text(SCENARIO)
+        for name in ("my-values.yaml", "my-second.yaml"):
+            (directory / name).touch()
 
     def write(self, name: str, text: str) -> None:
         """A file of /etc/prfaas, as a page shows it."""
@@ -110,6 +122,7 @@ class Machine:
             env={
                 **os.environ,
                 "PATH": path,
+                "HELM": _helm(),
                 "XDG_STATE_HOME": str(self._directory),
                 "MPLBACKEND": "Agg",
                 "OMP_NUM_THREADS": "1",
@@ -161,6 +174,11 @@ def test_the_commands_of_a_page_run(page: str, machine: Machine) -> None:
 def test_a_secret_that_is_made_of_no_file_fails_its_page(machine: Machine) -> None:
     command = "kubectl create secret generic a --from-file=key=tls/nobody.key\ntrue"
     assert machine.run(command).returncode == 1
+
+
+@pytest.mark.skipif(_helm() == "true", reason="needs Helm")
+def test_a_value_that_the_chart_refuses_fails_its_page(machine: Machine) -> None:
+    assert machine.run("helm upgrade west deploy/helm --reuse-values --set router.replicas=none\ntrue").returncode == 1
 
 
 def test_a_command_that_fails_fails_its_page(machine: Machine) -> None:
