@@ -89,8 +89,8 @@ function threshold({ now, figures }) {
   const last = figures.changes.find((change) => THRESHOLD_KINDS.includes(change.kind));
   const tile = { title: "Threshold t", figure: tokens(value), unit: isNoLimit(value) ? "" : "tokens", metric: metric("prfaas_manager_threshold_tokens"), value };
   if (raised) {
-    const since = last ? `, since ${when(last.at)}` : "";
-    const why = `${tokens(value)} × ${raised.multiplier.toFixed(0)} on ${nameOf(raised)} for congestion (${SIGNALS[raised.cause] ?? "recovering"})${since}`;
+    const changed = last ? `, changed at ${when(last.at)}` : "";
+    const why = `${tokens(value)} × ${raised.multiplier.toFixed(0)} on ${nameOf(raised)} for congestion (${SIGNALS[raised.cause] ?? "recovering"})${changed}`;
     return { title: tile.title, figure: tokens(raised.threshold_tokens), unit: "tokens", mood: "busy", note: why };
   }
   return { ...tile, note: last ? `${when(last.at)} ${last.subject}: ${last.detail}` : reasonOf(now) };
