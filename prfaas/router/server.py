@@ -64,7 +64,7 @@ async def serve(config: RouterConfig, secret: bytes, *, picker: OpenPicker | Non
         try:
             await asyncio.Event().wait()
         finally:
-            _log.info("router.stopping")
+            _log.info("router.stopping", drain_seconds=config.request_timeout)
 
 
 @contextlib.asynccontextmanager
