@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
 from prfaas.model.capacity.decoding import DecodeCapacity, decode_capacity
-from prfaas.model.capacity.throughput import prfaas_throughput
 from prfaas.model.cost.curve import new_tokens, of_new_tokens, unit_cost
 from prfaas.model.cost.lengths import Cumulative
 from prfaas.model.cost.workload import Workload
@@ -33,6 +33,14 @@ class Loads:
     def mean_offloaded_tokens(self) -> float:
         """Return l_long of equation (3)."""
         return self.offloaded_tokens / self.offload_ratio
+
+
+def prfaas_throughput(
+    num_prfaas: float, prefill_seconds: float, *, egress_bytes_per_second: float, kv_bytes: float
+) -> float:
+    """Return equation (3), Θ_prfaas = min(N_prfaas / T_prefill(l_long), B_out / S_kv(l_long))."""
+    computed = num_prfaas / prefill_seconds if prefill_seconds else math.inf
+    return min(computed, egress_bytes_per_second / kv_bytes if kv_bytes else math.inf)
 
 
 class LoadModel:

@@ -10,6 +10,7 @@ import numpy as np
 from prfaas.model.capacity.decoding import decode_capacity
 from prfaas.model.capacity.queueing import QueueModel, SharedLink
 from prfaas.model.cost.curve import FloatArray
+from prfaas.model.cost.profile import Profile
 from prfaas.model.cost.workload import Workload
 from prfaas.model.deployment import Deployment
 from prfaas.model.planning.plan import Plan
@@ -84,17 +85,17 @@ def _paths(plan: Plan, deployment: Deployment, workload: Workload, count: int) -
             taken += within * (route.source == source and decode in (None, route.decode))
         return taken / np.maximum(total, 1e-12) if plan.routes else otherwise
 
+    def path(profile: Profile, part: FloatArray, egress: float, num_servers: float) -> _Path:
+        sent = part > 0
+        seconds = profile.prefill.at(new[sent], cached[sent])
+        return _Path((weights * part)[sent], seconds, kv.many(new[sent]) / egress, num_servers)
+
     paths = []
     for cluster, share in zip(deployment.prfaas, plan.remote_shares, strict=True):
         part = shares(cluster.name, None, long * share)
-        sent, taken = new[part > 0], cached[part > 0]
-        transfer = kv.many(sent) / deployment.egress(cluster)
-        seconds = cluster.profile.prefill.at(sent, taken)
-        paths.append(_Path((weights * part)[part > 0], seconds, transfer, cluster.num_instances))
+        paths.append(path(cluster.profile, part, deployment.egress(cluster), cluster.num_instances))
     for pd, split, share in zip(deployment.pd, plan.splits, plan.local_shares, strict=True):
-        part = shares(None, pd.name, (1.0 - long) * share)
-        seconds = pd.profile.prefill.at(new[part > 0], cached[part > 0])
-        paths.append(_Path((weights * part)[part > 0], seconds, np.zeros_like(seconds), split.num_prefill))
+        paths.append(path(pd.profile, shares(None, pd.name, (1.0 - long) * share), math.inf, split.num_prefill))
     return paths
 
 

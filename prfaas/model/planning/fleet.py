@@ -195,15 +195,13 @@ def _priced(fleet: Deployment, plan: Plan, demand: Demand, bytes_per_request: fl
     return Fleet(fleet, plan, fleet.price_per_hour or 0.0, egress, sent, committed)
 
 
-def egress_costs(
-    deployment: Deployment, plan: Plan, bytes_per_second: float, *, hour: float | None = None
-) -> tuple[float, float]:
-    """Return what an hour of a plan's egress costs by GB, and as a 95th percentile."""
+def egress_costs(deployment: Deployment, plan: Plan, rate: float, *, hour: float | None = None) -> tuple[float, float]:
+    """Return what an hour of a plan's egress in bytes per second costs by GB, and as a 95th percentile."""
     egress = committed = 0.0
     for cluster, share in zip(deployment.prfaas, plan.remote_shares, strict=True):
         if cluster.egress_price is not None:
-            egress += cluster.egress_price.per_hour(bytes_per_second * share, hour=hour)
-            committed += cluster.egress_price.committed_per_hour(bytes_per_second * share)
+            egress += cluster.egress_price.per_hour(rate * share, hour=hour)
+            committed += cluster.egress_price.committed_per_hour(rate * share)
     return egress, committed
 
 

@@ -106,6 +106,7 @@ class ManyPd:
     def _plan(self, threshold: int, splits: Sequence[float], demand: Demand, solution: Solution) -> Plan:
         loads, deployment = self._loads.at(threshold), self._loads.deployment
         flows, sustained = demand.weight @ solution.shares, solution.system_throughput
+        sources = np.array([way.source for way in solution.routes], dtype=int)
         sent = solution.shares[:, len(self._pd) :].sum(axis=1)
         offload, sent_bytes = float(sent @ demand.weight), float(sent @ demand.kv_bytes)
         decode = zip(self._pd, splits, self._loads.decode_seconds(), strict=True)
@@ -124,15 +125,9 @@ class ManyPd:
             egress_bytes_per_second=sustained * sent_bytes if deployment.prfaas else None,
             local_bytes_per_second=sustained * (float(demand.kv_bytes.sum()) - sent_bytes),
             limit=_limit(solution),
-            remote_shares=self._remote_shares(flows, solution),
+            remote_shares=_parts(np.bincount(sources, flows[len(self._pd) :], len(deployment.prfaas)).astype(float)),
             local_shares=_parts(flows[: len(self._pd)]),
         )
-
-    def _remote_shares(self, flows: FloatArray, solution: Solution) -> tuple[float, ...]:
-        sources = [0.0] * len(self._loads.deployment.prfaas)
-        for flow, way in zip(flows[len(self._pd) :], solution.routes, strict=True):
-            sources[way.source] += flow
-        return _parts(np.array(sources))
 
 
 def _parts(flows: FloatArray) -> tuple[float, ...]:

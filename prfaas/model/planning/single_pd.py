@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from prfaas.model.capacity import throughput
 from prfaas.model.capacity.loads import LoadModel, Loads
 from prfaas.model.planning.plan import Limit, Plan, Split
 
@@ -40,10 +39,8 @@ class SinglePd:
         return sum(self._loads.remote_rates(loads)) if loads.offload_ratio else math.inf
 
     def short(self, loads: Loads, num_prefill: float) -> float:
-        """Return Θ_pd-p / (1 − p), the arrivals per second for which the local prefill instances suffice."""
-        if not loads.local_ratio:
-            return math.inf
-        return throughput.pd_prefill_throughput(num_prefill, loads.local_seconds[0])
+        """Return Θ_pd-p / (1 − p), the arrivals per second for which the local prefill instances suffice: equation (4)."""
+        return num_prefill / loads.local_seconds[0] if loads.local_seconds[0] else math.inf
 
     def decode(self, num_prefill: float) -> float:
         """Return Θ_pd-d of the instances that N_p leaves."""

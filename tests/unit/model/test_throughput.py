@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.solver import paper
-from prfaas.model.capacity import throughput
+from prfaas.model.capacity.loads import prfaas_throughput
 
 GBIT = 1e9 / 8
 
@@ -34,5 +34,5 @@ def test_equation_2_gives_the_fleet_sizes_of_section_2() -> None:
 
 
 def test_equation_3_takes_the_lesser_of_computing_and_sending() -> None:
-    assert throughput.prfaas_throughput(4, 2.0, egress_bytes_per_second=100, kv_bytes=10) == 2.0
-    assert throughput.prfaas_throughput(4, 2.0, egress_bytes_per_second=5, kv_bytes=10) == 0.5
+    assert prfaas_throughput(4, 2.0, egress_bytes_per_second=100, kv_bytes=10) == 2.0
+    assert prfaas_throughput(4, 2.0, egress_bytes_per_second=5, kv_bytes=10) == 0.5
