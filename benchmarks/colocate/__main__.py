@@ -61,7 +61,8 @@ async def measure(endpoint: Endpoint, key: Key, options: argparse.Namespace, num
     _, rate, number = key
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None), connector=connector) as session:
-        client = Client(endpoint, session, num_tokens=num_tokens, seed=number)
+        # Agents keep KV, so no two points may have equal prompts.
+        client = Client(endpoint, session, num_tokens=num_tokens, seed=1000 * number + round(100 * rate))
         if rate:
             load = Load(rate, options.seconds, options.mean_prompt, options.max_tokens)
             return await client.load(load, seed=number)
@@ -106,10 +107,10 @@ def _options() -> argparse.Namespace:
 
 def _systems(options: argparse.Namespace) -> list[System]:
     systems: list[System] = [
-        Colocated(f"{COLOCATED}, {target * 1000:g} ms", 2048, profile=options.profile, itl_slo_seconds=target)
+        Colocated(f"{COLOCATED}, {target * 1000:g} ms", 512, profile=options.profile, itl_slo_seconds=target)
         for target in options.itl_targets
     ]
-    systems += [Colocated(f"pinned {share:g}", 2048, decode_share=share) for share in options.shares]
+    systems += [Colocated(f"pinned {share:g}", 512, decode_share=share) for share in options.shares]
     systems += [Disaggregated("1P-1D", 2048)]
     for chunk in options.chunks:
         for threads in options.threads:

@@ -42,8 +42,8 @@ def _by_round(points: Points, system: str, rate: float) -> dict[int, Any]:
 
 def _spread(values: Sequence[float], form: Callable[[float], str]) -> str:
     """Return the median, and least and greatest in brackets."""
-    if not values:
-        return "-"
+    if len(values) < 2:
+        return form(values[0]) if values else "-"
     return f"{form(statistics.median(values))} ({form(min(values))} to {form(max(values))})"
 
 

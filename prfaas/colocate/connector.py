@@ -8,6 +8,8 @@ blocks and parks the request. The prefill worker computes into these blocks, and
 from __future__ import annotations
 
 import copy
+import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -88,6 +90,10 @@ class ColocateConnector(KVConnectorBase_V1, SupportsHMA):
         self._prefill: PrefillClient
         self._manager: PartitionManager
         self._cores: Cores = ()
+        self._all_cores = all_cores()
+        self._steps: deque[float] = deque(maxlen=8)  # Seconds of the last decode steps.
+        self._step_started = 0.0
+        self._was_paced = False
         self._partition_settings: PartitionSettings = partition
 
     @property
@@ -110,12 +116,12 @@ class ColocateConnector(KVConnectorBase_V1, SupportsHMA):
             )
         scratch = tuple(block.block_id for block in gpu_block_pool.get_new_blocks(num_scratch))
         gpu_block_pool.num_gpu_blocks -= num_scratch
-        self._manager = PartitionManager(self._partition_settings, all_cores())
+        self._manager = PartitionManager(self._partition_settings, self._all_cores)
         self._prefill = PrefillClient(PrefillHello(self._kv_cache_config, config.model_config.max_model_len, scratch))
 
     def pin(self, decode_share: float) -> None:
         """Pin the partition from the next step on, for measurements."""
-        self._manager = PartitionManager(replace(self._partition_settings, decode_share=decode_share), all_cores())
+        self._manager = PartitionManager(replace(self._partition_settings, decode_share=decode_share), self._all_cores)
 
     def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
         super().bind_kv_cache_manager(kv_cache_manager)
@@ -166,7 +172,7 @@ class ColocateConnector(KVConnectorBase_V1, SupportsHMA):
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
         batch = len(scheduler_output.num_scheduled_tokens)
         cores, prefill_cores = self._manager.next(StepLoad(batch, self._prefill.is_busy))
-        self._prefill.flush(prefill_cores)
+        self._await_step(prefill_cores, is_urgent=bool(scheduler_output.scheduled_new_reqs))
         refused = frozenset(self._prefill.take_refused())
         self._refused |= refused
         step = ColocatedStep(cores, refused)
@@ -175,8 +181,19 @@ class ColocateConnector(KVConnectorBase_V1, SupportsHMA):
         self._idles = not batch
         return step
 
+    def _await_step(self, prefill_cores: Cores, *, is_urgent: bool) -> None:
+        """Wait until decode's next step has to begin, with prefill on all cores. Then give it its own."""
+        pause = self._manager.pause_seconds(max(self._steps, default=0.0))
+        self._prefill.flush(self._all_cores if pause else prefill_cores)
+        if pause or self._was_paced:
+            self._prefill.lend(self._all_cores, prefill_cores, 0.0 if is_urgent else pause)
+        self._was_paced = bool(pause)
+        self._step_started = time.monotonic()
+
     def update_connector_output(self, connector_output: Any) -> None:
         """Replace finished loads by finished prompts."""
+        if not self._idles:
+            self._steps.append(time.monotonic() - self._step_started)
         report = connector_output.kv_connector_worker_meta
         received = set(connector_output.finished_recving or ())
         failed = set(connector_output.failed_recving or ())

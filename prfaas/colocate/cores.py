@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 from collections.abc import Callable, Sequence
@@ -37,13 +38,24 @@ def core_shares(num_cores: int) -> tuple[float, ...]:
     return tuple(round(count / num_cores, 4) for count in range(1, num_cores, -(-num_cores // 8)))
 
 
-def move_threads(cores: Sequence[int]) -> None:
-    """Move all threads of this process to `cores`, at once, even in the middle of a step."""
-    for thread in Path("/proc/self/task").iterdir():
+def move_threads(cores: Sequence[int], process: int | str = "self") -> None:
+    """Move all threads of a process to `cores`, at once, even in the middle of a step."""
+    for thread in Path(f"/proc/{process}/task").iterdir():
         try:
             os.sched_setaffinity(int(thread.name), cores)
         except ProcessLookupError:
             continue  # The thread ended meanwhile.
+
+
+def spread_threads(cores: Sequence[int], process: int) -> None:
+    """Give each busy thread of a process a core, the busiest first. The kernel would leave threads that shared one there."""
+    threads = sorted(Path(f"/proc/{process}/task").iterdir(), key=_busy_nanoseconds, reverse=True)
+    for thread, core in zip(threads, itertools.cycle(cores), strict=False):
+        os.sched_setaffinity(int(thread.name), (core,))
+
+
+def _busy_nanoseconds(thread: Path) -> int:
+    return int((thread / "schedstat").read_text().split()[0])
 
 
 def resize_team(num_threads: int) -> None:

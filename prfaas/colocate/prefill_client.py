@@ -6,6 +6,7 @@ wakes. Orders are refused after too many deaths, since a prompt may be the cause
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -15,7 +16,7 @@ from typing import Any
 
 from prfaas import logs
 from prfaas.colocate.channel import Channel
-from prfaas.colocate.cores import Cores
+from prfaas.colocate.cores import Cores, move_threads, spread_threads
 from prfaas.colocate.messages import Cancel, Done, Ping, PrefillHello, Ready, UseCores
 from prfaas.colocate.prefill_plan import Order
 
@@ -96,6 +97,15 @@ class PrefillClient:
         except OSError:
             self._bury()
 
+    def lend(self, cores: Cores, own: Cores, seconds: float) -> None:
+        """Let the worker use `cores` for some seconds, at most until an order is finished, and only its own ones then."""
+        with contextlib.suppress(OSError):  # The worker, or one of its threads, has ended.
+            if self._process and seconds:
+                spread_threads(cores, self._process)
+                self._receive(seconds)
+            if self._process:
+                move_threads(own, self._process)
+
     def take_finished(self, timeout_seconds: float = 0.0) -> set[str]:
         """Return requests whose orders were computed or cancelled, waiting up to `timeout_seconds` for the first."""
         self._receive(timeout_seconds)
@@ -125,8 +135,11 @@ class PrefillClient:
 
     def _receive(self, timeout_seconds: float = 0.0) -> None:
         """Read all messages, waiting up to `timeout_seconds` for the first that finishes an order."""
+        deadline = self._clock() + timeout_seconds
         try:
-            while self._channel is not None and self._channel.has_message(0.0 if self._finished else timeout_seconds):
+            while self._channel is not None:
+                if not self._channel.has_message(0.0 if self._finished else max(0.0, deadline - self._clock())):
+                    break
                 message = self._channel.receive()
                 self._is_silent = False
                 if isinstance(message, Ready):

@@ -36,7 +36,6 @@ from prfaas.solve.files.profile_file import (
     DecodeOnShare,
     DecodePart,
     DecodePoint,
-    InterferencePoint,
     PrefillOnShare,
     PrefillPart,
     PrefillPoint,
@@ -122,7 +121,6 @@ def measure(bench: Bench, shares: Sequence[float], batches: Sequence[int], *, mo
     prompts = {number: min(bench.prompt(number) for _ in range(PROMPT_REPEATS)) for number in PROMPTS}
     alone = {batch: bench.steps(batch) for batch in batches}
     prefill, decode = [], []
-    beside: dict[int, float] = {}
     for share in (*shares, 1.0):
         bench.pin(share)
         beside = {batch: bench.steps(batch, load=PROMPTS[-1]) for batch in batches}
@@ -131,10 +129,6 @@ def measure(bench: Bench, shares: Sequence[float], batches: Sequence[int], *, mo
         seconds = statistics.median(bench.prompt_seconds)
         prefill.append(PrefillOnShare(tokens=PROMPTS[-1], share=rest, seconds=seconds))
         log.info("share.measured", decode_share=share, seconds=list(beside.values()))
-    interference = (
-        InterferencePoint(batch=batch, tokens=PROMPTS[-1], ratio=seconds / alone[batch])
-        for batch, seconds in beside.items()
-    )
     steps_alone = (DecodePoint(batch=batch, context=CONTEXT_TOKENS, step=seconds) for batch, seconds in alone.items())
     return ProfileFile(
         name=name,
@@ -148,7 +142,6 @@ def measure(bench: Bench, shares: Sequence[float], batches: Sequence[int], *, mo
             context=CONTEXT_TOKENS,
             decode=tuple(decode),
             prefill=tuple(prefill),
-            interference=tuple(interference),
         ),
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
@@ -37,26 +38,15 @@ class PrefillOnShare:
 
 
 @dataclass(frozen=True)
-class InterferencePoint:
-    """Slowdown of decode steps during one kind of prefill if both may use everything."""
-
-    batch: int = setting("count", required=True, minimum=1, doc="Requests in the decode batch.")
-    tokens: int = setting("tokens", required=True, minimum=1, doc="New tokens of the prefill.")
-    cached: int = setting("tokens", default=0, doc="Cached tokens before them; 0 is a full prefill.")
-    ratio: float = setting(NUMBER, required=True, doc="Seconds of a step beside it over the seconds without it.")
-
-
-@dataclass(frozen=True)
 class ColocationPart:
     """Measurements of a device that prefills and decodes at once."""
+
+    REMOVED_SETTINGS: ClassVar[dict[str, str]] = {"interference": "the points at a share of 1 say the same"}
 
     partition: str = setting("text", default="", doc="Mechanism that divided the compute units.")
     context: int = setting("tokens", default=0, doc="Tokens that each decoding request held.")
     decode: tuple[DecodeOnShare, ...] = setting(records(DecodeOnShare), default=(), doc="T_decode by share.")
     prefill: tuple[PrefillOnShare, ...] = setting(records(PrefillOnShare), default=(), doc="T_prefill by share.")
-    interference: tuple[InterferencePoint, ...] = setting(
-        records(InterferencePoint), default=(), doc="Full and append-prefills beside decode."
-    )
 
 
 def _share_table(points: tuple[DecodeOnShare, ...]) -> ShareTable:

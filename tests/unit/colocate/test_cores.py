@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from prfaas.colocate.cores import core_shares, split
+from prfaas.colocate.cores import core_shares, move_threads, split, spread_threads
 from prfaas.colocate.partition import PartitionManager, PartitionSettings
 from prfaas.model.cost.colocation import ShareTable
 from prfaas.scheduler.colocation import OVERALLOCATED, Partition, StepLoad
+from tests.support.waiting import wait_until
 
 CORES = (2, 3, 5, 7)
 BUSY, DECODE_ALONE, PREFILL_ALONE = StepLoad(4, True), StepLoad(4, False), StepLoad(0, True)
@@ -56,6 +58,23 @@ def test_a_pinned_share_never_changes() -> None:
     assert {manager.next(load) for load in (BUSY, DECODE_ALONE, PREFILL_ALONE)} == {((2,), (3, 5, 7))}
 
 
+def test_decode_waits_between_steps_for_what_its_slo_leaves_while_prefill_runs_beside_it() -> None:
+    table = ShareTable((0.5,), (4,), ((0.03,),), (float("inf"),))
+    manager = PartitionManager(PartitionSettings(itl_slo_seconds=0.1, table=table), CORES)
+    manager.next(BUSY)
+    assert manager.pause_seconds(0.03) == pytest.approx(0.05) and manager.pause_seconds(0.078) == 0.0
+    manager.next(DECODE_ALONE)
+    assert manager.pause_seconds(0.03) == 0.0
+
+
+def test_decode_does_not_wait_without_a_profile_or_on_a_pinned_share() -> None:
+    table = ShareTable((0.5,), (4,), ((0.03,),), (float("inf"),))
+    for settings in (PartitionSettings(), PartitionSettings(decode_share=0.5, table=table)):
+        manager = PartitionManager(settings, CORES)
+        manager.next(BUSY)
+        assert manager.pause_seconds(0.0) == 0.0
+
+
 def test_threads_move_in_the_middle_of_a_step_and_the_team_has_the_size_of_its_cores() -> None:
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("one core cannot be shared")
@@ -67,3 +86,32 @@ def test_threads_move_in_the_middle_of_a_step_and_the_team_has_the_size_of_its_c
         "assert torch.get_num_threads() == 1"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=150)
+
+
+def _busy(process: int) -> list[int]:
+    """Return the threads that have computed for a twentieth of a second."""
+    fields = {
+        int(thread.name): (thread / "stat").read_text().rpartition(")")[2].split()
+        for thread in Path(f"/proc/{process}/task").iterdir()
+    }
+    return [thread for thread, field in fields.items() if int(field[11]) >= 5]
+
+
+def test_busy_threads_of_another_process_get_a_core_each_and_go_back_together() -> None:
+    cores = tuple(sorted(os.sched_getaffinity(0)))
+    code = (
+        "import threading, time; print(flush=True);"
+        "spin = lambda: [sum(range(10**6)) for _ in iter(int, 1)];"
+        "idle = [threading.Thread(target=time.sleep, args=(600,), daemon=True).start() for _ in range(4)];"
+        "threading.Thread(target=spin, daemon=True).start(); spin()"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None and process.stdout.readline()
+            wait_until(lambda: len(_busy(process.pid)) == 2, what="two busy threads")
+            spread_threads(cores, process.pid)
+            assert {tuple(os.sched_getaffinity(task)) for task in _busy(process.pid)} == {(core,) for core in cores[:2]}
+            move_threads(cores[:1], process.pid)
+            assert {tuple(os.sched_getaffinity(task)) for task in _busy(process.pid)} == {cores[:1]}
+        finally:
+            process.kill()
