@@ -10,9 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from safetensors.torch import load_file, save_file
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
+    AutoTokenizer,
+    CLIPImageProcessor,
+    CLIPVisionConfig,
+    DeepseekV3Config,
     FalconH1Config,
     Gemma3TextConfig,
     Gemma4TextConfig,
@@ -20,6 +25,9 @@ from transformers import (
     GraniteMoeHybridConfig,
     Lfm2Config,
     LlamaConfig,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    LlavaProcessor,
     NemotronHConfig,
     Olmo3Config,
     Qwen3Config,
@@ -28,7 +36,8 @@ from transformers import (
 
 SEED = 1234
 NUM_TOKENS = 512  # 256 bytes, 3 special tokens, and tokens without a text of their own.
-BEGIN, END, PADDING = 256, 257, 258
+BEGIN, END, PADDING, IMAGE = 256, 257, 258, 259
+IMAGE_PIXELS, PATCH_PIXELS = 56, 14
 VOCABULARY = range(NUM_TOKENS // 2)  # Prompts use these token ids, one per byte.
 MAX_POSITIONS = 1 << 16
 WINDOW_TOKENS = 256
@@ -64,8 +73,16 @@ class Family:
     embedding_spread: float = 1.0
 
 
+def _llava_config(**text: Any) -> LlavaConfig:
+    """Return a Llama that also takes images, 16 tokens each."""
+    size = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
+    vision = CLIPVisionConfig(**size, image_size=IMAGE_PIXELS, patch_size=PATCH_PIXELS)
+    return LlavaConfig(vision_config=vision, text_config=LlamaConfig(**text), image_token_index=IMAGE)
+
+
 FAMILIES: dict[str, Family] = {
     "llama": Family(LlamaConfig, {"num_hidden_layers": 4, "head_dim": 32}),
+    "llava": Family(_llava_config, {"num_hidden_layers": 4, "head_dim": 32}),
     "qwen3": Family(Qwen3Config, {"num_hidden_layers": 4, "head_dim": 32}),
     "gemma3": Family(
         Gemma3TextConfig,
@@ -97,6 +114,24 @@ FAMILIES: dict[str, Family] = {
             "num_experts_per_tok": 2,
             "layer_types": ["sliding_attention", "full_attention"] * 2,
         },
+    ),
+    # Multi-head latent attention. vLLM's CPU kernel knows latents of 512 values and 64 rotary ones alone.
+    "deepseek": Family(
+        DeepseekV3Config,
+        {
+            "num_hidden_layers": 4,
+            "num_key_value_heads": 4,
+            "first_k_dense_replace": 3,
+            "moe_intermediate_size": 128,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "n_group": 1,
+            "topk_group": 1,
+            "q_lora_rank": None,
+            "qk_nope_head_dim": 32,
+            "v_head_dim": 32,
+        },
+        plain={"topk_method": "noaux_tc", "scoring_func": "sigmoid"},
     ),
     "olmo3": Family(Olmo3Config, {"num_hidden_layers": 4, "sliding_window": WINDOW_TOKENS}),
     "granite4h": Family(
@@ -189,12 +224,34 @@ def make_model(family: str, directory: Path) -> Path:
     config.dtype = getattr(torch, recipe.dtype)
     with torch.random.fork_rng():
         torch.manual_seed(SEED)
-        model = AutoModelForCausalLM.from_config(config)
+        has_images = isinstance(config, LlavaConfig)
+        model = LlavaForConditionalGeneration(config) if has_images else AutoModelForCausalLM.from_config(config)
         _draw_weights(model, recipe)
     model.to(config.dtype).save_pretrained(directory)
     _add_plain_fields(directory / "config.json", recipe.plain)
     _write_tokenizer(directory)
+    if has_images:
+        _add_images(directory)
     return directory
+
+
+def _add_images(directory: Path) -> None:
+    """Write the image processor, and name the weights as vLLM expects them."""
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    side = {"height": IMAGE_PIXELS, "width": IMAGE_PIXELS}
+    images = CLIPImageProcessor(size={"shortest_edge": IMAGE_PIXELS}, crop_size=side)
+    LlavaProcessor(
+        images,
+        tokenizer,
+        patch_size=PATCH_PIXELS,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+        chat_template=_CHAT_TEMPLATE,
+    ).save_pretrained(directory)
+    path = directory / "model.safetensors"
+    weights = load_file(path)
+    names = {name: name.replace("vision_tower.", "vision_tower.vision_model.") for name in weights}
+    save_file({names[name]: weight for name, weight in weights.items()}, path, metadata={"format": "pt"})
 
 
 def _draw_weights(model: Any, recipe: Family) -> None:
@@ -231,10 +288,11 @@ def _add_plain_fields(path: Path, fields: dict[str, Any]) -> None:
 
 def _write_tokenizer(directory: Path) -> None:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    names = [*alphabet, "<s>", "</s>", "<pad>", *(f"<{number}>" for number in range(PADDING + 1, NUM_TOKENS))]
+    names = [*alphabet, "<s>", "</s>", "<pad>", "<image>", *(f"<{number}>" for number in range(IMAGE + 1, NUM_TOKENS))]
     tokenizer = Tokenizer(models.BPE({name: number for number, name in enumerate(names)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken("<image>", special=True)])
     tokenizer.save(str(directory / "tokenizer.json"))
     described = {
         "tokenizer_class": "PreTrainedTokenizerFast",

@@ -29,13 +29,13 @@ from tools.tiny_models import FAMILIES, make_model
 # Full attention, sliding windows, states of Mamba2, states of a gated delta net.
 REPRESENTATIVE = ("llama", "gemma3", "granite4h", "qwen3_next")
 # Further models of the same kinds, short convolutions, and full attention in longer blocks than windows.
-FURTHER = ("gemma4", "qwen3", "gpt_oss", "olmo3", "nemotron_h", "falcon_h1", "lfm2")
+FURTHER = ("gemma4", "qwen3", "gpt_oss", "olmo3", "deepseek", "nemotron_h", "falcon_h1", "lfm2")
 EXACT = [family for family in (*REPRESENTATIVE, *FURTHER) if FAMILIES[family].dtype == "float32"]
 MAX_MODEL_LEN = 4608
 NUM_OUTPUT_TOKENS = 24
-# vLLM's rotary kernel for CPUs turns query rows of shape [token, head, dim], as in LFM2, by positions of other tokens. The
-# result then depends on the neighbours in the batch. vLLM's PyTorch form is right.
-FLAGS = {"lfm2": ("--compilation-config", '{"custom_ops": ["-rotary_embedding"]}')}
+# vLLM's rotary kernel for CPUs turns query rows of shape [token, head, dim] by positions of other tokens. The result then
+# depends on the neighbours in the batch. vLLM's PyTorch form is right.
+FLAGS = dict.fromkeys(("lfm2", "deepseek"), ("--compilation-config", '{"custom_ops": ["-rotary_embedding"]}'))
 # Here the prefill engine runs a compiled graph: Mamba2 and short convolutions. Only Dynamo compiles it, since kernels would
 # take a minute. Qwen3-Next's bfloat16 rounds differently when compiled.
 COMPILED = {"nemotron_h", "lfm2"}
