@@ -14,8 +14,6 @@ from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
-    AutoTokenizer,
-    CLIPImageProcessor,
     CLIPVisionConfig,
     DeepseekV3Config,
     FalconH1Config,
@@ -27,7 +25,6 @@ from transformers import (
     LlamaConfig,
     LlavaConfig,
     LlavaForConditionalGeneration,
-    LlavaProcessor,
     NemotronHConfig,
     Olmo3Config,
     Qwen3Config,
@@ -236,18 +233,18 @@ def make_model(family: str, directory: Path) -> Path:
 
 
 def _add_images(directory: Path) -> None:
-    """Write the image processor, and name the weights as vLLM expects them."""
-    tokenizer = AutoTokenizer.from_pretrained(directory)
+    """Describe the image processor, and name the weights as vLLM expects them."""
     side = {"height": IMAGE_PIXELS, "width": IMAGE_PIXELS}
-    images = CLIPImageProcessor(size={"shortest_edge": IMAGE_PIXELS}, crop_size=side)
-    LlavaProcessor(
-        images,
-        tokenizer,
-        patch_size=PATCH_PIXELS,
-        vision_feature_select_strategy="default",
-        num_additional_image_tokens=1,
-        chat_template=_CHAT_TEMPLATE,
-    ).save_pretrained(directory)
+    size = {"size": {"shortest_edge": IMAGE_PIXELS}, "crop_size": side}
+    described = {
+        "processor_class": "LlavaProcessor",
+        "image_processor": {"image_processor_type": "CLIPImageProcessor", **size},
+        "image_token": "<image>",
+        "num_additional_image_tokens": 1,
+        "patch_size": PATCH_PIXELS,
+        "vision_feature_select_strategy": "default",
+    }
+    (directory / "processor_config.json").write_text(json.dumps(described, indent=2))
     path = directory / "model.safetensors"
     weights = load_file(path)
     names = {name: name.replace("vision_tower.", "vision_tower.vision_model.") for name in weights}
