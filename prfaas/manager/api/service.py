@@ -134,13 +134,14 @@ class Service:
             metrics.MANAGER_PROMISES.labels(cluster=cluster, outcome="broken" if missing else "kept").inc()
 
     def state(self, *, index_stale: bool) -> pb.StateSnapshot:
-        """Return the state from which routers decide short prompts."""
+        """Return the state from which routers decide short prompts; those that a plan's routes divide they leave to us."""
+        plan, policy = self._world.plan, self.routing.config.local_policy
         return pb.StateSnapshot(
             version=self._world.version,
             manager=self._name,
             nodes=[self._world.node_state(member) for member in self._world.live()],
             threshold_tokens=self.routing.threshold_tokens,
-            local_policy=self.routing.config.local_policy,
+            local_policy="routes" if policy == "decode" and plan and plan.routes else policy,
             index_stale=index_stale,
             settling=self._world.is_settling,
             resting_instances=sorted(self._world.resting),

@@ -21,8 +21,8 @@ Mask = NDArray[np.bool_]
 BYTES_PER_GBIT = 125e6
 # Whole splits are proved best to this ratio.
 _MIP_GAP = 1e-5
-# Requests per second that sending all KV may cost. Without it the program may send KV for nothing.
-_IDLE_COST = 1e-5
+# Ratio of the throughput that sending a bin may cost. Without it the program may send KV for nothing.
+_IDLE_COST = 1e-6
 
 
 @dataclass(frozen=True)
@@ -279,8 +279,7 @@ class _Program:
         program = highspy.HighsLp()
         program.num_col_, program.num_row_ = len(bounds), len(self._high)
         program.col_cost_ = np.where(np.arange(len(bounds)) == self._rate, -1.0, 0.0)
-        bytes_sent = np.repeat(self._demand.kv_bytes / self._demand.kv_bytes.sum(), self._remote.shape[1])
-        program.col_cost_[self._remote.ravel()] = _IDLE_COST * bytes_sent
+        program.col_cost_[self._remote.ravel()] = _IDLE_COST
         program.col_lower_, program.col_upper_ = np.ascontiguousarray(bounds.T)
         program.row_lower_, program.row_upper_ = np.array(self._low), np.array(self._high)
         program.a_matrix_.format_ = highspy.MatrixFormat.kRowwise

@@ -21,6 +21,8 @@ _NUM_BINS = 32
 _CLOSE = 5e-4
 # Upper end of the last range of lengths, and the least share of a route.
 _LONGEST, _LEAST_SHARE = (1 << 31) - 1, 1e-5
+# A share above this is all requests, up to rounding.
+_MOST = 1.0 - 1e-9
 # A price above this marks a station that limits the throughput.
 _BUSY = 1e-9
 
@@ -40,16 +42,11 @@ class ManyPd:
 
         If the clusters are alike, its threshold alone decides: routers then divide the rest better by load.
         """
-        plan, loads = self._by_length(), self._loads
+        plan = self._by_length()
         count = plan.num_prefill / len(self._pd)
         if not self._is_even() or (count % 1 and is_whole(self._pd[0])):
             return plan
-        threshold = first_at_least(
-            lambda t: loads.at(t).offload_ratio <= plan.offload_ratio,
-            loads.everything_offloaded,
-            loads.nothing_offloaded,
-        )
-        even = self.at(threshold, [count] * len(self._pd))
+        even = self.at(self._threshold(plan.offload_ratio), [count] * len(self._pd))
         return even if even.system_throughput >= plan.system_throughput * (1 - _CLOSE) else plan
 
     def _is_even(self) -> bool:
@@ -60,7 +57,7 @@ class ManyPd:
         return len(kinds) == 1 and len(rates) < 2 and not deployment.tenants
 
     def _by_length(self) -> Plan:
-        """Return the best routes by length and tenant. The threshold is the length from which on any KV leaves.
+        """Return the best routes by length and tenant. As many requests exceed the threshold as leave.
 
         Where decode limits the throughput, they leave as much room in prefill and transfers as they can.
         """
@@ -70,11 +67,16 @@ class ManyPd:
         slack = (1 + _CLOSE) / max(sustained, _BUSY)
         scaled = [pd.num_decode(n) * slack for pd, n in zip(self._pd, splits, strict=True)]
         solution = solve(demand, loads, box=[(count, count) for count in splits], num_decode=scaled)
-        routes = self._routes(edges, demand, solution)
-        threshold = min((route.above_tokens for route in routes if route.source), default=loads.nothing_offloaded)
+        threshold = self._threshold(float(demand.weight @ solution.shares[:, len(self._pd) :].sum(axis=1)))
         plan = self._plan(threshold, splits, demand, replace(solution, system_throughput=sustained))
         limit: Limit = "pd-decode" if solution.system_throughput > sustained else plan.limit
-        return replace(plan, limit=limit, routes=routes)
+        return replace(plan, limit=limit, routes=self._routes(edges, demand, solution))
+
+    def _threshold(self, offload_ratio: float) -> int:
+        """Return the least threshold that no more requests exceed."""
+        loads = self._loads
+        low, high = loads.everything_offloaded, loads.nothing_offloaded
+        return first_at_least(lambda t: loads.at(t).offload_ratio <= offload_ratio + 1.0 - _MOST, low, high)
 
     def _routes(self, edges: Sequence[float], demand: Demand, solution: Solution) -> tuple[PlannedRoute, ...]:
         """Return the routes of each tenant and range of lengths."""
@@ -113,11 +115,11 @@ class ManyPd:
         local = [(n, seconds) for n, seconds in zip(splits, loads.local_seconds, strict=True) if seconds]
         return Plan(
             name=deployment.name,
-            threshold_tokens=threshold if deployment.prfaas and offload < 1.0 else None,
+            threshold_tokens=threshold if deployment.prfaas and (loads.local_ratio or offload < _MOST) else None,
             splits=tuple(Split(c.name, n, c.num_decode(n)) for c, n in zip(self._pd, splits, strict=True)),
             offload_ratio=offload,
             local_ratio=1.0 - offload,
-            mean_offloaded_tokens=loads.mean_offloaded_tokens if offload else None,
+            mean_offloaded_tokens=loads.mean_offloaded_tokens if loads.offload_ratio else None,
             prfaas_throughput=offload * sum(self._loads.remote_rates(loads)) if offload else None,
             pd_prefill_throughput=sum(n * loads.local_ratio / seconds for n, seconds in local) if local else None,
             pd_decode_throughput=sum(c.num_decode(n) / seconds for c, n, seconds in decode),

@@ -38,7 +38,7 @@ class Plan:
     """Operating point; throughputs in requests per second, None where the deployment has no such stage.
 
     `remote_shares` and `local_shares` are each cluster's part of the offloaded and of the local requests. `routes` are
-    empty if the threshold alone decides. Otherwise nothing up to the threshold leaves, and they decide.
+    empty if the threshold alone decides. Otherwise the threshold is for requests that must follow a cached prefix.
     """
 
     name: str
