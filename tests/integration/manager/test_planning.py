@@ -12,6 +12,7 @@ from prfaas.errors import ConfigError
 from prfaas.index.membership import Figures, LinkFigures
 from prfaas.manager.daemon import Manager
 from prfaas.manager.state.world import OFFLOAD_NOTHING, ThresholdPlan
+from prfaas.model.planning.plan import PlannedRoute
 from prfaas.model.planning.planner import best_plan
 from prfaas.rpc.client import ManagerClient
 from prfaas.rpc.reporter import Reporter
@@ -152,3 +153,14 @@ async def test_request_stays_if_the_link_is_slower_than_local_prefill(deployment
     manager, client = await _asked(deployment, snail, {"deployment": file, "threshold_tokens": 500})
     manager.world.plan = None
     assert (await client.route(route_request(chain_of(1000)))).reason == "link_too_slow"
+
+
+async def test_routers_ask_about_every_prompt_of_a_plan_with_routes(deployment: Deployment, file: Path) -> None:
+    manager, _ = await _asked(deployment, Figures(links=(LINK,)), {"deployment": file})
+    await until(lambda: manager.world.plan is not None, what="the plan")
+    plan = manager.world.plan
+    assert plan is not None
+    assert manager.service.state(index_stale=False).local_policy == "decode"
+    manager.world.plan = replace(plan, routes=(PlannedRoute(frozenset(), 0, 1000, "west", None, 1.0),))
+    assert ThresholdPlan.from_json(manager.world.plan.to_json()) == manager.world.plan
+    assert manager.service.state(index_stale=False).local_policy == "routes"
