@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).resolve().parent.parent / "benchmarks/results/connector.json"
-WAYS = ("layer by layer", "store and forward", "pull after prefill", "NixlConnector")
-_HEAD = ("round trip", "prefill, and KV on the wire", "alone", *WAYS, "target")
+WAYS = ("layer by layer", "store and forward", "pull after prefill", "NIXL pull", "NIXL push")
 
 
 def distance_table(results: dict[str, Any]) -> str:
     """Return one row per link: extra seconds compared with one engine alone, as median, minimum and maximum."""
-    rows = [_HEAD, ("---",) * len(_HEAD), *map(_row, results["ttft_over_distance"]["links"])]
+    links = results["ttft_over_distance"]["links"]
+    ways = [
+        way for way in WAYS if any(way in link["beyond_local_seconds"] or way in link["not_measured"] for link in links)
+    ]
+    head = ("round trip", "prefill, and KV on the wire", "alone", *ways, "target")
+    rows = [head, ("---",) * len(head), *(_row(link, ways) for link in links)]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-def _row(link: dict[str, Any]) -> tuple[str, ...]:
-    extra = [link["not_measured"].get(way) or _spread(link["beyond_local_seconds"][way]) for way in WAYS]
+def _row(link: dict[str, Any], ways: Sequence[str]) -> tuple[str, ...]:
+    extra = [_cell(link, way) for way in ways]
     return (
         f"{1e3 * link['rtt_seconds']:.0f} ms",
         f"{link['transfer_seconds']:.2f} s each ({link['bits_per_second'] / 1e6:.1f} Mbit/s)",
@@ -26,6 +31,11 @@ def _row(link: dict[str, Any]) -> tuple[str, ...]:
         *extra,
         f"+{link['bar_seconds']:.2f} s",
     )
+
+
+def _cell(link: dict[str, Any], way: str) -> str:
+    seconds = link["beyond_local_seconds"].get(way)
+    return _spread(seconds) if seconds else str(link["not_measured"].get(way, "not measured"))
 
 
 def _spread(seconds: dict[str, float]) -> str:

@@ -5,7 +5,7 @@ speed changes, so each turn first measures one engine alone and sets the link's 
 cross the link, so the prefill leg is sent half a round trip late. *Pull* leaves the blocks in the pool and starts the
 transfer after prefill. OPEN, HAVE and data take one and a half round trips, as a notification, a request and data would.
 Prefill engines have a processor of their own. All other processes, the link included, share the rest.
-vLLM's NixlConnector, where it is installed, has engines of its own inside the two ends, and its turn with the others.
+NIXL, where it is installed, has engines of its own for each mode inside the two ends, and its turns with the others.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from tools.wan import PAYLOAD_RATIO, WanShape
 
 ROUND_TRIPS = (0.030, 0.080)
 REPEATS, WARM_UP = 5, 1  # Four minutes per link.
-NIXL = "NixlConnector"
 BAR_TRANSFER_RATIO = 0.15  # Share of the transfer time, plus one round trip.
 
 
@@ -74,7 +73,8 @@ def _turns(sites: Sites, rtt_seconds: float, transfer_bytes: int) -> tuple[dict[
         "layer by layer": lambda: sites.pushed_seconds(sites.prefill),
         "store and forward": lambda: sites.pushed_seconds(sites.store_and_forward),
         "pull after prefill": sites.pulled_seconds,
-        NIXL: sites.nixl_seconds,
+        "NIXL pull": lambda: sites.nixl_seconds("pull"),
+        "NIXL push": lambda: sites.nixl_seconds("push"),
     }
     not_measured: dict[str, str] = {}
     turns = []

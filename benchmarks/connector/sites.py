@@ -7,12 +7,12 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.connector.nixl_peer import NixlEngines, NixlFailed, start_nixl
+from benchmarks.connector.nixl_peer import Mode, NixlEngines, NixlFailed, start_nixl
 from prfaas import grants
 from prfaas.grants import Grant
 from prfaas.hashing import HashChain, root_hash
@@ -43,7 +43,7 @@ class Sites:
     prefill: EngineProcess
     store_and_forward: EngineProcess
     key: bytes
-    nixl: NixlEngines | None = None
+    nixl: dict[Mode, NixlEngines] = field(default_factory=dict)
     num_prompts: int = 0
     pushed: list[tuple[float, float]] = field(default_factory=list)  # Start and duration of the layer-wise run.
 
@@ -69,16 +69,16 @@ class Sites:
         time.sleep(STORED_SECONDS)
         return self.wan.shape.rtt_seconds / 2 + computed + self._through_both(self.prefill, prompt, late_seconds=0.0)
 
-    def nixl_seconds(self) -> float:
-        """By NixlConnector.
+    def nixl_seconds(self, mode: Mode) -> float:
+        """By NIXL.
 
         Raises:
             NixlFailed: it is not installed, or there was no token.
         """
-        if self.nixl is None:
+        if mode not in self.nixl:
             raise NixlFailed("skipped: not installed")
         self.num_prompts += 1
-        return self.nixl.pulled_seconds(PROMPT_TOKENS, seed=self.num_prompts)
+        return self.nixl[mode].seconds(PROMPT_TOKENS, seed=self.num_prompts)
 
     def _through_both(self, engine: EngineProcess, prompt: Sequence[int], *, late_seconds: float) -> float:
         grant = self._grant(prompt)
@@ -139,16 +139,18 @@ def running_sites(directory: Path, wan: Wan, *, compares: bool = True) -> Iterat
         prefill = stack.start_engine(
             "prefill", model, agent=far, role="kv_producer", extra=flags, connector_class=TIMED
         )
-        stored, nixl = prefill, None
+        stored, nixl = prefill, dict[Mode, NixlEngines]()
         if compares:
-            nixl = start_nixl(children, wan, model, flags=flags)
             stored = stack.start_engine(
                 "stored", model, agent=far, role="kv_producer", extra=flags, connector_class=WHOLE
             )
+            nixl = start_nixl(children, wan, model, flags=flags)
         for engine in (decode, prefill, stored):
             stack.await_server(engine.child, engine.url)
-        still = nixl.standing_still() if nixl else nullcontext()
-        with separated([prefill.child, stored.child, *([nixl.far] if nixl else [])]), still:
+        with ExitStack() as resources:
+            resources.enter_context(separated([prefill.child, stored.child, *(item.far for item in nixl.values())]))
+            for item in nixl.values():
+                resources.enter_context(item.standing_still())
             yield Sites(wan, near, far, decode, prefill, stored, grant_key(stack), nixl)
 
 
