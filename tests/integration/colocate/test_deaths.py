@@ -19,7 +19,7 @@ from tests.support.waiting import wait_until
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 
-_ended_at = deque([-ENDS_WITHIN_SECONDS] * MAX_ENDS, MAX_ENDS)  # Last deaths of decode workers in the soak test.
+_ended_at = deque([-ENDS_WITHIN_SECONDS] * MAX_ENDS, MAX_ENDS)  # Last deaths of decode workers.
 FLAGS = ("--no-enable-prefix-caching",)  # The prefill worker computes a repeated prompt again.
 
 
@@ -34,6 +34,7 @@ def _await_worker(instance: Instance, phase: str) -> None:
 
 def _await_restart(instance: Instance, killed: int) -> None:
     """Wait for the engine that follows a dead decode worker."""
+    _ended_at.append(time.monotonic())
     wait_until(lambda: instance.worker("decode") not in (0, killed), seconds=600, what="another decode worker")
     instance.wait()
 
@@ -144,6 +145,5 @@ def test_a_hundred_deaths_leave_no_wrong_token_and_no_lost_block(instance: Insta
                 lost = answer.exception()
                 assert phase == "decode" if lost else answer.result() == tokens
         if phase == "decode":
-            _ended_at.append(time.monotonic())
             _await_restart(instance, killed)
         _assert_no_block_is_lost(instance)
