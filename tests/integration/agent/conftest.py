@@ -1,7 +1,5 @@
 """Fixtures with agents that end with their test."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

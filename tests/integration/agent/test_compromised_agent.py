@@ -1,7 +1,5 @@
 """A compromised agent cannot use its grants for other blocks than granted."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """An engine's client beside an agent that refuses, hangs, or sends nonsense."""
 
-from __future__ import annotations
-
 import os
 import resource
 import select

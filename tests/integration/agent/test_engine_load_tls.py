@@ -1,7 +1,5 @@
 """Loads of engines whose metrics pages need the deployment's certificates."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """Several engines beside one agent, some of which misbehave, do not disturb each other."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import dataclasses

@@ -1,7 +1,5 @@
 """Forgotten models: blocks computed before are found on no tier, by no engine."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

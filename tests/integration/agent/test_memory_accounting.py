@@ -1,7 +1,5 @@
 """Memory of the pool counts for the process that touches its pages first: the agent, if it populates the pool."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Blocks that an engine stores are found again, complete and at the right length."""
 
-from __future__ import annotations
-
 import pytest
 
 from prfaas.agent.engine.protocol import (

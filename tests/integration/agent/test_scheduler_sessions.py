@@ -1,7 +1,5 @@
 """Schedulers that attach again beside living workers: slots stay until the workers report that they stopped."""
 
-from __future__ import annotations
-
 from prfaas.agent.engine.ring import EntryKind, RingEntry
 from tests.support.agents import Agents, Engine, RunningAgent, chain_of
 from tests.support.waiting import wait_until

@@ -1,7 +1,5 @@
 """Agents with an SSD: engines read blocks that memory evicted or that a dead agent left."""
 
-from __future__ import annotations
-
 import os
 import urllib.request
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Agents that cannot bind an address or use a disk name the setting and leave nothing behind."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import socket

@@ -1,7 +1,5 @@
 """Transfers between engines of different tensor-parallel sizes arrive as blocks of the reader's layout."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any

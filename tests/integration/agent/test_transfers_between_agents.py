@@ -1,7 +1,5 @@
 """Transfers between two real agents over TCP: one engine's layers arrive in another engine's slots."""
 
-from __future__ import annotations
-
 import math
 import urllib.request
 from pathlib import Path

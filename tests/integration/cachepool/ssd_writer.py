@@ -1,7 +1,5 @@
 """A process that writes chains to an SSD tier until it is killed, and its killer."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from itertools import count

@@ -1,7 +1,5 @@
 """Blocks on the SSD: written behind, read back, evicted, corrupted, restored and forgotten."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from pathlib import Path

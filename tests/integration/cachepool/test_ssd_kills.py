@@ -1,7 +1,5 @@
 """A writer is killed at random moments: no torn or wrong block is ever served, and what was complete is there again."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

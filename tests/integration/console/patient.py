@@ -1,7 +1,5 @@
 """A machine on which all is well, to plant misconfigurations in: the kernel's files, a secret, an agent's settings."""
 
-from __future__ import annotations
-
 import socket
 from pathlib import Path
 from typing import Any

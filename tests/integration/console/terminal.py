@@ -1,7 +1,5 @@
 """Runs `prfaas` as people do: on a pseudo-terminal or into a pipe, in a process of its own or in this one."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

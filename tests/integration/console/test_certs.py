@@ -1,7 +1,5 @@
 """`prfaas certs`: what it makes is taken by a manager, what it takes back is on the list."""
 
-from __future__ import annotations
-
 import ssl
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`prfaas` beside a real manager and real agents."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import pty

@@ -1,7 +1,5 @@
 """`prfaas doctor` finds what is planted, and says the remedy; where all is well it says so."""
 
-from __future__ import annotations
-
 import asyncio
 import datetime
 import re

@@ -1,7 +1,5 @@
 """Pages that do not answer: what the command's user reads."""
 
-from __future__ import annotations
-
 import http.server
 import socket
 import ssl

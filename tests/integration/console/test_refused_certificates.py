@@ -3,8 +3,6 @@
 The certificates are those of `prfaas certs`.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Two machines set up by `prfaas init` and run by `prfaas up`: network namespaces, mutual TLS, paced engines."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """An index whose blocks come and go keeps its size."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.index import churn

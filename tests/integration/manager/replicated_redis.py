@@ -1,7 +1,5 @@
 """Redis master with a replica and a Sentinel, each a process."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

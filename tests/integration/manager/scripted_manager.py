@@ -1,7 +1,5 @@
 """gRPC server whose methods a test writes, in the place of a manager."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """Invalid reports of a node are refused and counted, and change nothing else."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from typing import Any

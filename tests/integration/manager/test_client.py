@@ -1,7 +1,5 @@
 """Client of several managers: skips those that are gone or hang, and refuses invalid timeouts."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """Writer of a cluster and its followers, with a real Redis that fences it, stops, or lacks a snapshot."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Prefix copies between real agents over TCP: only missing bytes travel, and nothing is left half done."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 from collections.abc import AsyncIterator

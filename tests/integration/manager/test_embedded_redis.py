@@ -1,7 +1,5 @@
 """Supervised redis-server: restarts after every end, and refuses unusable directories."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Manager processes and Redis are killed at random, and answers become correct again."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import subprocess

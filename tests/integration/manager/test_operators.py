@@ -1,7 +1,5 @@
 """Changes of a deployment: only operators may make them, and every attempt is logged and counted."""
 
-from __future__ import annotations
-
 from typing import Any, get_args
 
 import pytest

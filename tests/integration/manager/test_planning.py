@@ -1,7 +1,5 @@
 """Plans from live instances and measured rates, and the threshold of a congested path."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

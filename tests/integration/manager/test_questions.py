@@ -1,7 +1,5 @@
 """Queries on one stream: each gets its own answer, and managers without streams still work."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

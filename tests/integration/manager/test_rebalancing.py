@@ -1,7 +1,5 @@
 """Rebalancing copies hot prefixes to more nodes within its budgets, and drained nodes copy theirs first."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """Redis is full, or cut off from one of two managers: answers continue, and the record catches up."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 

@@ -1,7 +1,5 @@
 """Time limits of a restart of the record with default settings. Long, so for the soak only."""
 
-from __future__ import annotations
-
 import json
 import sys
 

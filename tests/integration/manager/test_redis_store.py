@@ -1,7 +1,5 @@
 """Record in a real Redis: bounded replies, and snapshots that were never completed."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 
 import pytest

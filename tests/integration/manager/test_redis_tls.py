@@ -1,7 +1,5 @@
 """Mutual TLS between managers and Redis behind a port that requires certificates."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path

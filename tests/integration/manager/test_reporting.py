@@ -1,7 +1,5 @@
 """Pool changes of a node reach the answers, and stay correct through breaks."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 

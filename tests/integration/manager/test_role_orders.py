@@ -1,7 +1,5 @@
 """Role orders of operators: running requests finish first, and impossible orders are refused."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

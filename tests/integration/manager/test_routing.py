@@ -1,7 +1,5 @@
 """Route over gRPC: the decision, its reason and its grant, alike at every manager."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 

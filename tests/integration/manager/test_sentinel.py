@@ -1,7 +1,5 @@
 """Redis failover by a Sentinel: old blocks still match, and new ones are recorded."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator

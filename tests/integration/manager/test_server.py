@@ -1,7 +1,5 @@
 """Servers of one manager process: health, pages, orderly and abrupt ends."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

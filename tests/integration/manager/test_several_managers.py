@@ -1,7 +1,5 @@
 """Several managers share one Redis: one writes a cluster, all answer, and any of them can leave."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 
 import pytest

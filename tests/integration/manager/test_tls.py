@@ -1,7 +1,5 @@
 """Mutual TLS: callers need a certificate of the authority with their own name."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Bound on the watchers of a dashboard."""
 
-from __future__ import annotations
-
 import asyncio
 from contextlib import AsyncExitStack
 

@@ -1,7 +1,5 @@
 """Fixtures of the router's tests."""
 
-from __future__ import annotations
-
 import pytest
 
 from prfaas.router.engines import fleet

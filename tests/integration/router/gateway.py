@@ -1,7 +1,5 @@
 """Real Envoy in front of paced engines, with the endpoint picker, and a sidecar at the decode engine."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """Router with a real manager and paced engines over real sockets."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Mapping

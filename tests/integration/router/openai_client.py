@@ -1,7 +1,5 @@
 """Checks of a deployment with an unchanged OpenAI client."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Limits of single clients: connections, late headers and bodies, bytes in memory and requests."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gc

@@ -1,7 +1,5 @@
 """TLS at the clients' port: certificates, client certificates and renewal."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import socket

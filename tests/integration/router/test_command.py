@@ -1,7 +1,5 @@
 """Process `prfaas-router` without torch, vLLM and numpy: start, service and orderly end."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import signal

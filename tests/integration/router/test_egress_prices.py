@@ -1,7 +1,5 @@
 """Router, manager and paced engines while the price of egress changes with the hour."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Engines at https URLs, with certificates of the deployment on both sides."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator

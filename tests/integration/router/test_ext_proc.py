@@ -1,7 +1,5 @@
 """Endpoint picker as gateways speak to it: phases, subsets, refusals and health."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging

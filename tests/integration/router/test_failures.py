@@ -1,7 +1,5 @@
 """Failures behind the router: retried before the first token, and an aborted answer afterwards."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from typing import Any

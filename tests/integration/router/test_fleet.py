@@ -1,7 +1,5 @@
 """Fleet of instances that come, rest, fail and leave."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace

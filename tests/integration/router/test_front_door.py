@@ -1,7 +1,5 @@
 """Router over real sockets: legs, answers and refusals."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

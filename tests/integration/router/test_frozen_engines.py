@@ -1,7 +1,5 @@
 """Engines that freeze without closing their connections, as in a stalled virtual machine: SIGSTOP under load."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

@@ -1,7 +1,5 @@
 """Real Envoy with the endpoint picker and the sidecar."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """Prompts that cannot fit the model: refused at once, before any engine sees them."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import os

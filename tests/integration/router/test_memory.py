@@ -1,7 +1,5 @@
 """Memory of a router whose requests fail: nothing that a request held outlives it."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import json

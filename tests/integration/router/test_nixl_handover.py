@@ -1,7 +1,5 @@
 """NIXL hand-over within a cluster: prefill first, then decode with the prefill engine's parameters."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from typing import Any

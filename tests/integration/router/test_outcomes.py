@@ -1,7 +1,5 @@
 """Outcome of each request: everything that is asked counts once, with its status, route and outcome."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """Prefill within a PD cluster under the manager's policies."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools

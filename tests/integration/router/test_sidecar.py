@@ -1,7 +1,5 @@
 """Sidecar beside a decode engine: llm-d's own cases, allowed hosts, and failed prefills."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """Tenants: each client finds only the cache of its own tenant."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path

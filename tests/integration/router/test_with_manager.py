@@ -1,7 +1,5 @@
 """Router with a real manager, and without it after its end."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import asdict, replace

@@ -1,7 +1,5 @@
 """Fixtures for both ends of a link, which must leave neither threads nor descriptors behind."""
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Receiver at a private address with a peer at a public one, for a network namespace that has both addresses."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import socket

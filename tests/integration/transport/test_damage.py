@@ -1,7 +1,5 @@
 """Bits that change on the path: nothing arrives damaged, failures have a reason, and nothing is left behind."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

@@ -4,8 +4,6 @@ The short form runs each fault a few times with a fixed seed. `make soak` runs e
 seed, the number of the transfer, and the byte at which the fault came.
 """
 
-from __future__ import annotations
-
 import random
 import threading
 from collections.abc import Callable

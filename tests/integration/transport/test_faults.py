@@ -1,7 +1,5 @@
 """Faults of connections, peers and hosts: the bytes arrive intact, or the transfer fails in time with a reason."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Strangers, floods and peers that break the protocol: each is refused and counted, and harms nobody else."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import threading

@@ -1,7 +1,5 @@
 """Inbound transfers over sockets: rival writers, and replies that no connection takes at once."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket

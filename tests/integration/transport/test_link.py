@@ -1,7 +1,5 @@
 """Transfers over real sockets: every byte arrives, or the transfer fails with a reason."""
 
-from __future__ import annotations
-
 import socket
 import threading
 import time

@@ -1,7 +1,5 @@
 """Transfers over an emulated long link between two network namespaces."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.transport.link_ends import Ends

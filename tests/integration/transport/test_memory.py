@@ -1,7 +1,5 @@
 """Memory of each component of the wire, measured with slow peers: the table of docs/transport-reference.md."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket

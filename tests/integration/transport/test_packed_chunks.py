@@ -1,7 +1,5 @@
 """Packed chunks: a link packs if that pays, and the bytes arrive unchanged."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

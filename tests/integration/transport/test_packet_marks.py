@@ -1,7 +1,5 @@
 """DSCP of the packets of a link, by class of priority."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Callable, Iterable
 

@@ -1,7 +1,5 @@
 """Reverse connections: a receiver that no sender can reach dials them, and they send over its connections."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import threading

@@ -1,7 +1,5 @@
 """Silent links and frozen peers: packets vanish, or a process stops, and no connection is reset."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Sockets dialled to names, whose addresses may change or need an interface."""
 
-from __future__ import annotations
-
 import ipaddress
 import socket
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Stalled connections, suspended peers, and frames that take long."""
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Callable

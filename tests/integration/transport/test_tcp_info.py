@@ -1,7 +1,5 @@
 """The kernel's figures of a connection, over an emulated link with and without losses."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """Tenants share an emulated link, with real TCP."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.transport.link_ends import Ends

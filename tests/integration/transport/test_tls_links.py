@@ -1,7 +1,5 @@
 """Links over mutual TLS 1.3: accepted and refused peers, and changes of certificate files."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json

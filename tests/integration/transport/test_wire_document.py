@@ -1,7 +1,5 @@
 """A sender written from docs/wire-format.md alone is served."""
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import os

@@ -1,7 +1,5 @@
 """Random histories with random deaths of owners: nothing leaks, nothing in use is lost, chains leave from the tail."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """A run that is published at once leaves the pool as its blocks do one by one."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

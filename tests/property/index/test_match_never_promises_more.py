@@ -1,7 +1,5 @@
 """The index against a brute-force model that looks at every token of every node."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

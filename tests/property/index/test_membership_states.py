@@ -1,7 +1,5 @@
 """Random events for one membership: only transitions of the table occur, and each of them is reached."""
 
-from __future__ import annotations
-
 import contextlib
 import random
 

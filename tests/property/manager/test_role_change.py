@@ -1,7 +1,5 @@
 """State machine of role changes."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from hypothesis import find, given, settings

@@ -1,7 +1,5 @@
 """The receiver restores what the sender cut into chunks, whatever the network does to them."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 

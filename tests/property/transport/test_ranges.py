@@ -1,7 +1,5 @@
 """Areas and ranges, compared with plain sets."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

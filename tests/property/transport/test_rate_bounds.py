@@ -1,7 +1,5 @@
 """A link's rate lies between its bounds, whatever is handed over when."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

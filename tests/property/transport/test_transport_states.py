@@ -1,7 +1,5 @@
 """State machines of the transport: random events drive the real objects, which follow their transition tables."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 from collections.abc import Callable, Iterable, Iterator

@@ -1,7 +1,5 @@
 """Coverage-guided search for bytes that make a reader fail in any way but by refusing them."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import subprocess

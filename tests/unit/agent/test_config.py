@@ -1,7 +1,5 @@
 """Settings of an agent that cannot work are refused by name."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

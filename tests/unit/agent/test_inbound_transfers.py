@@ -1,7 +1,5 @@
 """Inbound transfers at an agent without a wire: every OPEN and claim gets its answer."""
 
-from __future__ import annotations
-
 import dataclasses
 import socket
 import time

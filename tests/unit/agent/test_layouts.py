@@ -1,7 +1,5 @@
 """Foreign layouts of a node."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """Links: their reuse, rate budgets and priorities."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from pathlib import Path

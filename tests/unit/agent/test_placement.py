@@ -1,7 +1,5 @@
 """Placements: slots of a transfer's objects, their publication as prefix blocks, and layers from the ring."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 

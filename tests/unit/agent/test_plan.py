@@ -1,7 +1,5 @@
 """Transfer plans, which number the same blocks equally on both sides, and bodies of OPENs."""
 
-from __future__ import annotations
-
 import tracemalloc
 from dataclasses import replace
 

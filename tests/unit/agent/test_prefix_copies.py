@@ -1,7 +1,5 @@
 """Copies of prefixes: the blocks that leave, and their priority."""
 
-from __future__ import annotations
-
 import os
 import time
 

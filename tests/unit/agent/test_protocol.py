@@ -1,7 +1,5 @@
 """Messages between an engine and its agent."""
 
-from __future__ import annotations
-
 import msgpack
 import pytest
 from hypothesis import given

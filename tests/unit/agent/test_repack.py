@@ -1,7 +1,5 @@
 """Repacking into another tensor-parallel size: unmappable blocks are refused and keep no slots."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Reports to the managers: links, engine loads and GPU names."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time

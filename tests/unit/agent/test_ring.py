@@ -1,7 +1,5 @@
 """Ring between worker and agent."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 

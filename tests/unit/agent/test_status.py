@@ -1,7 +1,5 @@
 """Gauges of links, and the server of an agent's pages."""
 
-from __future__ import annotations
-
 import socket
 import struct
 import threading

@@ -1,7 +1,5 @@
 """The arena is sealed, sparse, and says by generations which slots were given to other blocks."""
 
-from __future__ import annotations
-
 import fcntl
 import mmap
 import os

@@ -1,7 +1,5 @@
 """Candidates for eviction leave in the order of their last use, however often they come and go."""
 
-from __future__ import annotations
-
 import random
 import tracemalloc
 

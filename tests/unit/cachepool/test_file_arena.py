@@ -1,7 +1,5 @@
 """A file arena gives back what was written, says so after it was closed, and serves nothing that has changed."""
 
-from __future__ import annotations
-
 import mmap
 import os
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Forgetting a model: nobody finds its blocks any more, and their slots are free once their uses end."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 

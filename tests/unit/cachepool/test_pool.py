@@ -1,7 +1,5 @@
 """Promises of the pool: separate budgets, leases that end, chains that leave from the tail."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import replace

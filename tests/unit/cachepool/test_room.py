@@ -1,7 +1,5 @@
 """Who must make capacity: a tenant at its limit among its own blocks, probation before what somebody has asked for."""
 
-from __future__ import annotations
-
 from prfaas.cachepool.arena import Arena
 from prfaas.cachepool.capacity import MAX_ACCOUNTS, MIN_PROBATION_SHARE, Capacity, Probation, TenantShares
 from prfaas.cachepool.pool import Pool

@@ -1,7 +1,5 @@
 """The annotated files start with lines uncommented, and with those filled in beside which others mean something or nothing."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Every command answers --help and --version in a process that has neither torch nor vLLM."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tomllib

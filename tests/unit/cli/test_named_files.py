@@ -1,7 +1,5 @@
 """A check of settings reads the files that they name, and tells of each that cannot be used with file, line and key."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The console takes addresses and keys from the settings files of this machine's components."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

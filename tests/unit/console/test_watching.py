@@ -1,7 +1,5 @@
 """`prfaas top` fits a small terminal and ends when `q` is typed."""
 
-from __future__ import annotations
-
 import io
 import os
 import pty

@@ -1,7 +1,5 @@
 """Checkpoints by exact length: found by hash and length together, counted by holder, gone with the last one."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

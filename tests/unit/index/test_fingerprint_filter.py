@@ -1,7 +1,5 @@
 """Added hashes pass the filter, most others do not, and a rebuild forgets."""
 
-from __future__ import annotations
-
 import itertools
 import random
 

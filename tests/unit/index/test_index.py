@@ -1,7 +1,5 @@
 """Matches, refusals and voided holdings of the index. Some probes fail in other indexes."""
 
-from __future__ import annotations
-
 import pytest
 
 from prfaas.errors import IndexRefusal

@@ -1,7 +1,5 @@
 """The inventory: paths, orphans, digests."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import astuple, replace
 from typing import Any, ClassVar

@@ -1,7 +1,5 @@
 """Table of runs: packed holders, and runs that go with their last holder."""
 
-from __future__ import annotations
-
 import random
 
 from prfaas.index.memory import run_table

@@ -1,7 +1,5 @@
 """Manager settings that cannot work stop the start with a message that names them."""
 
-from __future__ import annotations
-
 import pytest
 
 from prfaas.config import load_mapping

@@ -1,7 +1,5 @@
 """Every ordered copy ends exactly once."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from dataclasses import replace
 
 from prfaas.manager.routing.decision_log import MAX_DECISIONS, DecisionLog, RecordedDecision

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from dataclasses import replace
 
 from prfaas.manager.dashboard.feed import SAMPLES, History, PathPoint, Sample, changes

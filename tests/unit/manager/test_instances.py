@@ -1,7 +1,5 @@
 """Instances are looked up once until a node reports or a role changes."""
 
-from __future__ import annotations
-
 import pytest
 
 from prfaas.manager.state.instances import MAX_COLD_USES, Instances

@@ -1,7 +1,5 @@
 """Paths between clusters: their figures are current, and the threshold follows once a second."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Phases of the time to first token of a remote request, joined from reports of its router and both agents."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 

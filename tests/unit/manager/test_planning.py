@@ -1,7 +1,5 @@
 """Links of a plan: those of the file, and measured rates in their place."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

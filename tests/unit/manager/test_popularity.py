@@ -1,7 +1,5 @@
 """Hit counts of prefixes decay, and the coldest prefixes are dropped."""
 
-from __future__ import annotations
-
 import pytest
 
 from prfaas.hashing import HashChain, root_hash

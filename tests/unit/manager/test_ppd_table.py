@@ -1,7 +1,5 @@
 """Reported turns find their decision, and refresh its cell of the PPD table."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from types import MappingProxyType

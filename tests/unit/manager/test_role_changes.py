@@ -1,7 +1,5 @@
 """Role changes by the plan: stage utilization, and a change that another manager started."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Routing with an in-memory world: unknown layouts, request rates, turns."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

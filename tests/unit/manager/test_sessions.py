@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from prfaas.manager.state.instances import REPORT_SECONDS, AssignedLoad
 from prfaas.manager.state.sessions import Session, Sessions
 from prfaas.types import AgentName, InstanceId

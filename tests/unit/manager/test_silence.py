@@ -1,7 +1,5 @@
 """Nodes and engines that do not answer get no new requests until they do."""
 
-from __future__ import annotations
-
 import pytest
 
 from prfaas.index.membership import Node, NodeState

@@ -1,7 +1,5 @@
 """Configurations of PPD's experiment as manager settings: roles, and the static x."""
 
-from __future__ import annotations
-
 import pytest
 
 from prfaas.config import load_mapping

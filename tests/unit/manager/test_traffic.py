@@ -1,7 +1,5 @@
 """Output lengths that a plan assumes."""
 
-from __future__ import annotations
-
 import pytest
 
 from prfaas.manager.state.traffic import MAX_OUTPUT_TOKENS, RequestSample, likely_output_tokens

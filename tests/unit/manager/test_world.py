@@ -1,7 +1,5 @@
 """State of one manager: permitted registrations, and restoration from a record."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Admission: operators' keys, tenants and key files."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

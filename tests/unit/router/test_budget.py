@@ -1,7 +1,5 @@
 """Division of a limit among clients: all but a reserve for a lone one, equal shares once it is full."""
 
-from __future__ import annotations
-
 import pytest
 
 from prfaas.router.http.budget import ClientBudget

@@ -1,7 +1,5 @@
 """Circuit breaker of one endpoint."""
 
-from __future__ import annotations
-
 import pytest
 
 from prfaas.router.engines import fleet

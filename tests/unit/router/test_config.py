@@ -1,7 +1,5 @@
 """Settings of router and sidecar: errors name line, key and accepted form."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

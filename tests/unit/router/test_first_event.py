@@ -1,7 +1,5 @@
 """First event of a stream: an engine's error, or the start of an answer."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Clients' headers, whatever bytes they carry, and the paths that clients may use."""
 
-from __future__ import annotations
-
 import pytest
 
 from prfaas.router.http.admission import AdmissionRefused, RequestAdmission, Tenants

@@ -1,7 +1,5 @@
 """Fleet as the managers' states describe it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import aiohttp

@@ -1,7 +1,5 @@
 """OpenAI requests: their checks, their properties, and the bodies for the engines."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from typing import Any

@@ -1,7 +1,5 @@
 """Token times and token counts that a record takes from a streamed answer."""
 
-from __future__ import annotations
-
 import pytest
 
 from prfaas.router.routing.record import RequestRecord

@@ -1,7 +1,5 @@
 """Bounds on the bytes that are tokenised at once."""
 
-from __future__ import annotations
-
 import asyncio
 
 from prfaas.router.openai.tokenizer import ByteGate

@@ -3,8 +3,6 @@
 `tests/data/manager-calls-before.json` is how commit 65b4dc8 described its messages and calls.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Event log against an index that takes its batches: resumption, gaps, full announcements."""
 
-from __future__ import annotations
-
 from prfaas.hashing import HashChain, root_hash
 from prfaas.index.inventory import Inventory
 from prfaas.manager.state.world import World

@@ -1,7 +1,5 @@
 """Background tasks restart and are counted."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """Long work on the event loop yields to other tasks after each time slice."""
 
-from __future__ import annotations
-
 import asyncio
 
 from prfaas.rpc.tasks import TimeSlice

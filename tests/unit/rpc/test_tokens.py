@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from prfaas.rpc.tokens import NAME_KEY, TOKEN_KEY, caller, credentials
 
 SECRET = bytes(range(32))

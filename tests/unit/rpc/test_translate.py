@@ -1,7 +1,5 @@
 """Translated messages keep their content, and malformed ones are refused."""
 
-from __future__ import annotations
-
 import pytest
 
 from prfaas.errors import IndexRefusal

@@ -1,7 +1,5 @@
 """Order, size and fairness of the chunks of a link."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 from prfaas.transport.ranges import Slab

@@ -1,7 +1,5 @@
 """Frames over one socket."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import socket

@@ -1,7 +1,5 @@
 """Number of connections of a link, the throughput that changes it, and searches for a higher rate."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

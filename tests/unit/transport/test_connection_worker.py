@@ -1,7 +1,5 @@
 """Workers of a link: the work that they take, the reports that they make, and how their connections end."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import socket

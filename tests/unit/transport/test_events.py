@@ -1,7 +1,5 @@
 """Periodic checks, and the pause after a failed check."""
 
-from __future__ import annotations
-
 import sys
 import threading
 

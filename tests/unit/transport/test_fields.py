@@ -1,7 +1,5 @@
 """Fields of msgpack bodies: each is read as it is, and none of another type or above its length limit is made."""
 
-from __future__ import annotations
-
 import tracemalloc
 from collections.abc import Callable
 

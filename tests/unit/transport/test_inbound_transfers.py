@@ -1,7 +1,5 @@
 """Inbound transfers without sockets: connections are strings, and the test passes the time."""
 
-from __future__ import annotations
-
 import itertools
 import os
 from collections import Counter

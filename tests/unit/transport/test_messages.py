@@ -1,7 +1,5 @@
 """Bodies of control frames and object sizes: each is decoded as encoded; malformed and oversized ones are refused."""
 
-from __future__ import annotations
-
 import tracemalloc
 
 import msgpack

@@ -1,7 +1,5 @@
 """One outbound transfer: which bytes leave, what a HAVE changes, and how long its sender waits."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

@@ -1,7 +1,5 @@
 """Outbox of a link: repeated OPEN frames, fragmented transfers, CANCEL and END frames."""
 
-from __future__ import annotations
-
 import tracemalloc
 
 import pytest

@@ -1,7 +1,5 @@
 """Packed chunks are restored exactly. Malformed chunks are rejected before memory is allocated."""
 
-from __future__ import annotations
-
 import random
 import struct
 import tracemalloc

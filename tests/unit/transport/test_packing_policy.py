@@ -1,7 +1,5 @@
 """A link packs its chunks only while it is full and packing pays."""
 
-from __future__ import annotations
-
 import pytest
 
 from prfaas.transport.codec.packing import FIRST_RETRY_SECONDS, LinkLoad, PackFormat, PackingCost, PackingPolicy

@@ -1,7 +1,5 @@
 """Rate budgets: fair shares by use."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import inf

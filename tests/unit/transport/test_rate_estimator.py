@@ -1,7 +1,5 @@
 """Rate estimate, congestion and round trips of a link, from synthetic samples."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 
 import pytest

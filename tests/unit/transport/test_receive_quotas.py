@@ -1,7 +1,5 @@
 """Quotas of a receiver: shares of single peers, and room that ended transfers give back."""
 
-from __future__ import annotations
-
 import pytest
 
 from prfaas.errors import RemoteProtocolError

@@ -1,7 +1,5 @@
 """Options and addresses of sockets, and unencrypted streams over a socket that moves only a few bytes at a time."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket

@@ -1,7 +1,5 @@
 """Unreachable peers and stalled connections."""
 
-from __future__ import annotations
-
 import pytest
 
 from prfaas.transport.congestion.stall_detector import (

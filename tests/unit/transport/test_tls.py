@@ -1,7 +1,5 @@
 """Explanations of certificates and failed TLS handshakes: whose certificate is at fault, and why."""
 
-from __future__ import annotations
-
 import contextlib
 import ssl
 from dataclasses import replace

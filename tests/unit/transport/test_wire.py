@@ -1,7 +1,5 @@
 """Headers of frames, and the frames that a connection takes in each state."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
