@@ -69,7 +69,7 @@ class NixlEngines:
 
     @contextmanager
     def standing_still(self) -> Iterator[None]:
-        """But while they are asked."""
+        """Stop the engines, except while they are asked."""
         self._signal(signal.SIGSTOP)
         try:
             yield

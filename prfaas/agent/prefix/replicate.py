@@ -105,7 +105,7 @@ class PrefixCopies:
 
         Raises:
             GrantError: The blocks have more bytes than granted.
-            Refusal: No engine has this model's layouts, or a block is not in memory.
+            TransferRefused: No engine has this model's layouts, or a block is not in memory.
         """
         shapes = list(_complete_shapes(self._arenas(), command.prefix.model))
         if not shapes:

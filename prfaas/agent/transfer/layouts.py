@@ -57,7 +57,7 @@ class LayoutRegistry:
         """Return whether the layouts in an OPEN must be read: not all are known here.
 
         Raises:
-            Refusal: Peers described too much recently.
+            TransferRefused: Peers described too much recently.
         """
         if all(self._pool.arena_of(fingerprint) is not None for fingerprint in fingerprints):
             return False
@@ -90,7 +90,7 @@ class LayoutRegistry:
         """Return one arena for each rank of the sending engine.
 
         Raises:
-            Refusal: The layouts are not the ranks of one engine, or no engine here can read their blocks.
+            TransferRefused: The layouts are not the ranks of one engine, or no engine here can read their blocks.
         """
         if found := next((text for layout in opened.layouts if (text := self.conflict(layout))), None):
             raise TransferRefused("layout_mismatch", found)
@@ -124,7 +124,7 @@ class LayoutRegistry:
         """Drop the least recently used foreign arena that is empty, if there are too many.
 
         Raises:
-            Refusal: Every foreign arena is in use or needed.
+            TransferRefused: Every foreign arena is in use or needed.
         """
         if len(self._foreign) < self._max_foreign:
             return

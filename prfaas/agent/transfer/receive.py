@@ -141,7 +141,7 @@ def read_offer(
         GrantError: The OPEN copies another prefix than granted.
         LayoutError: A layout is malformed.
         RemoteProtocolError: The body has another form.
-        Refusal: No engine here can read the blocks, or they are not those of the grant.
+        TransferRefused: No engine here can read the blocks, or they are not those of the grant.
     """
     wants_layouts = partial(layouts.wants_description, request.peer_name)
     opened = OpenBody.decode(request.open_body, wants_layouts=wants_layouts)
@@ -340,7 +340,7 @@ class InboundTransfers:
         """Store the blocks that the reader expects, and repack into its layout if needed.
 
         Raises:
-            Refusal: The reader gives the transfer up, expects another prompt, or its blocks cannot be made.
+            TransferRefused: The reader gives the transfer up, expects another prompt, or its blocks cannot be made.
         """
         if not request.groups:
             raise TransferRefused("cancelled", "the receiving engine will not load it")
@@ -362,7 +362,7 @@ class InboundTransfers:
         """Start a repack job if the reader's layout differs from the layout that arrives.
 
         Raises:
-            Refusal: The layouts do not map, or there is no room.
+            TransferRefused: The layouts do not map, or there is no room.
         """
         if transfer.claimed is None or transfer.placement is None:
             return

@@ -102,7 +102,7 @@ def start_repack(claimed: Side, arenas: tuple[Arena, ...], source: Placement) ->
     """Allocate the claimed blocks in these arenas and return the job that fills them.
 
     Raises:
-        Refusal: The layouts do not map, or there is no room.
+        TransferRefused: The layouts do not map, or there is no room.
     """
     target: Placement | None = None
     try:

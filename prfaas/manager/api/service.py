@@ -134,7 +134,7 @@ class Service:
             metrics.MANAGER_PROMISES.labels(cluster=cluster, outcome="broken" if missing else "kept").inc()
 
     def state(self, *, index_stale: bool) -> pb.StateSnapshot:
-        """Return the state from which routers decide short prompts; those that a plan's routes divide they leave to us."""
+        """Return the state from which routers decide short prompts. With routes in the plan they ask about every prompt."""
         plan, policy = self._world.plan, self.routing.config.local_policy
         return pb.StateSnapshot(
             version=self._world.version,

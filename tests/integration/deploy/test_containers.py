@@ -13,6 +13,7 @@ import yaml
 from check_jsonschema.builtin_schemas import get_builtin_schema
 
 from prfaas.router.config import RouterConfig
+from prfaas.router.sidecar.server import REQUEST_SECONDS
 from prfaas.units import is_loopback, split_address
 from tests.integration.deploy.settings_of import component_of, rendered, settings_of
 from tools.reference_tables import ROOT
@@ -55,12 +56,14 @@ def test_what_the_container_file_copies_is_there_and_not_ignored() -> None:
     assert secrets <= set(ignored) and secrets <= set((ROOT / ".gitignore").read_text().split())
 
 
-def test_stopped_routers_have_time_for_the_longest_answer() -> None:
+def test_stopped_routers_and_sidecars_have_time_for_the_longest_answer() -> None:
     unit = (ROOT / "deploy/systemd/prfaas-router.service").read_text()
     values = yaml.safe_load((ROOT / "deploy/helm/values.yaml").read_text())
     graces = [re.findall(r"TimeoutStopSec=(\d+)", unit)[0], values["router"]["graceSeconds"]]
     graces.append(SERVICES["router"]["stop_grace_period"].removesuffix("s"))
     assert min(map(int, graces)) > RouterConfig.request_timeout
+    pod = yaml.safe_load((ROOT / "deploy/llm-d/sidecar.yaml").read_text())["spec"]["template"]["spec"]
+    assert pod["terminationGracePeriodSeconds"] > REQUEST_SECONDS
 
 
 @pytest.mark.parametrize("file", [COMPOSE, COMPOSE_TLS], ids=lambda file: file.stem)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from prfaas.model.planning.planner import best_plan
 from prfaas.sim.builder import deploy
 from prfaas.sim.scenario import Scenario
@@ -28,5 +26,4 @@ def test_requests_queue_little_at_90_percent_of_the_plan_only_on_its_routes() ->
         twin.run(draw_requests(traffic, "poisson", count=6000, rate=rate, seed=1))
         times = sorted(request.first_token - request.arrival for request in twin.requests)
         waits.append(times[len(times) // 2])
-    assert waits == [pytest.approx(waits[0]), pytest.approx(waits[1])]
     assert waits[0] < 12.0 < 100.0 < waits[1]
