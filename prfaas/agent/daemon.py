@@ -4,8 +4,6 @@
 managers arrive on the loop. Threads of links and receiver hand their events over to it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools

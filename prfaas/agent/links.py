@@ -1,7 +1,5 @@
 """Links to peers, their rate limits, and the priority of transfers on them."""
 
-from __future__ import annotations
-
 import fnmatch
 from collections.abc import Callable, Iterable
 

@@ -1,7 +1,5 @@
 """Gauges of this node, and the HTTP server for its metrics and status pages."""
 
-from __future__ import annotations
-
 import json
 import socket
 import sys

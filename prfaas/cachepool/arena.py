@@ -1,7 +1,5 @@
 """The arena: equal slots for the blocks of one layout, in shared memory that engines map."""
 
-from __future__ import annotations
-
 import ctypes
 import fcntl
 import mmap

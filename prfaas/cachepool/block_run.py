@@ -1,7 +1,5 @@
 """The block run: consecutive prefix blocks of one hash chain in one arena, which leave from the tail."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 

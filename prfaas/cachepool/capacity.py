@@ -1,7 +1,5 @@
 """Capacity for prefix blocks: limits per tenant and for blocks on probation, and the order in which blocks leave."""
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

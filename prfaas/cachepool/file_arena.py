@@ -5,8 +5,6 @@ record empty a slot before it is written, and the record is written once the byt
 process leaves whole blocks or none. Each read compares the checksum, which also finds changes by a power loss or the disk.
 """
 
-from __future__ import annotations
-
 import contextlib
 import mmap
 import os

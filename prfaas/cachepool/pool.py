@@ -1,7 +1,5 @@
 """The slot pool: all arenas of one tier under a byte budget, with leases, prefix blocks and eviction."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass

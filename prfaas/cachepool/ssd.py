@@ -1,7 +1,5 @@
 """The SSD tier: prefix blocks of the memory pool, written behind to files and read back on demand."""
 
-from __future__ import annotations
-
 import fcntl
 import itertools
 import os

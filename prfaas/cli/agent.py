@@ -1,7 +1,5 @@
 """`prfaas-agent`: one per machine that runs engines. Owns the pool and all KV transfers."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 

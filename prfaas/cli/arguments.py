@@ -1,7 +1,5 @@
 """Arguments and errors of commands that take flags instead of settings."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """`prfaas-colocate`: prefill and decode at the same time on one device. `serve` answers requests, `profile` measures shares."""
 
-from __future__ import annotations
-
 import sys
 import tempfile
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Start of a component: reads settings, checks the files that they name, reports what stops the start."""
 
-from __future__ import annotations
-
 import contextlib
 import ssl
 import sys

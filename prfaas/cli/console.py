@@ -1,7 +1,5 @@
 """`prfaas`: shows, changes and diagnoses a deployment."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import ssl

@@ -1,7 +1,5 @@
 """Start without settings: a deployment on loopback, under a secret that its first command creates."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """`prfaas-manager`: one or more per deployment. Keeps the index of cached prefixes and routes requests."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 

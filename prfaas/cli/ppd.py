@@ -1,7 +1,5 @@
 """`prfaas-ppd`: PPD's decision table. `build` measures it on live endpoints."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

@@ -1,7 +1,5 @@
 """`prfaas-profile`: measure a running vLLM endpoint and write the profile that `prfaas-solve` reads."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """`prfaas-router`: the OpenAI-compatible HTTP server of a PD cluster."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from pathlib import Path

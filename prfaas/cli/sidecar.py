@@ -1,7 +1,5 @@
 """`prfaas-sidecar`: runs on the host of a decode engine, behind a gateway that names the prefill engine in a header."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """`prfaas-sim`: simulates a deployment under given traffic with the production scheduler functions."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -1,7 +1,5 @@
 """Start of a command: optional extras, destination of spans, and the server loop."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import ctypes

@@ -1,7 +1,5 @@
 """Certificate authority for trials of mutual TLS and for tests: issues and revokes certificates."""
 
-from __future__ import annotations
-
 import datetime
 import ipaddress
 import math

@@ -1,7 +1,5 @@
 """`prfaas certs`: a certificate authority for trials of mutual TLS."""
 
-from __future__ import annotations
-
 import datetime
 from collections.abc import Iterable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Changes to a deployment, requested from the managers over gRPC under the operator's name."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Every setting of the command `prfaas`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

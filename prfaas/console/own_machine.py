@@ -1,7 +1,5 @@
 """Addresses and keys of the components that are configured on this machine."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """HTTP client for the JSON pages of managers, routers and agents."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import ssl

@@ -1,7 +1,5 @@
 """Files of a deployment on two machines: west decodes and serves clients, east prefills. `prfaas init` writes them."""
 
-from __future__ import annotations
-
 import json
 import os
 import secrets

@@ -1,7 +1,5 @@
 """Processes of one site, started from a folder that `prfaas init` wrote, without systemd or containers."""
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import os

@@ -1,7 +1,5 @@
 """Tables of a deployment, from the JSON of managers, routers and agents. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime

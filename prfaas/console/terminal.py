@@ -1,7 +1,5 @@
 """Output of answers: tables on a terminal, JSON for programs."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Live view: repeated output of a deployment's state."""
 
-from __future__ import annotations
-
 import io
 import os
 import select

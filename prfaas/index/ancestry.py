@@ -6,8 +6,6 @@ The tables are plain dictionaries of bytes and numbers, which Python's garbage c
 per block its full collections would stop the process that feeds an index for tenths of a second.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Generic, TypeVar
 

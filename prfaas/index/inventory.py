@@ -7,8 +7,6 @@ are announced without earlier blocks, which nobody holds. A run of blocks is tak
 known; the known ones belong to another group or tier.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import groupby

@@ -1,7 +1,5 @@
 """Membership: the registered nodes with their engines and figures, and which of them are alive."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import Enum, auto

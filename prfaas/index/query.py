@@ -1,7 +1,5 @@
 """Queries to the index and their results: a prompt's hashes in, matches of nodes out."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Settings of `prfaas-manager`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal, get_args

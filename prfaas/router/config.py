@@ -1,7 +1,5 @@
 """Settings of `prfaas-router`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Server of the router: builds its parts, and serves clients until it is cancelled."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable

@@ -1,7 +1,5 @@
 """Connection to one manager, with its errors translated."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import functools

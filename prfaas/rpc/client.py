@@ -1,7 +1,5 @@
 """Client of the managers for routers and commands. Switches to the next manager if one does not answer."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any

@@ -4,8 +4,6 @@ Sans-I/O: takes the inventory's announcements and returns messages. If a break c
 announced again.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterable
 

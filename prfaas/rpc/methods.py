@@ -3,8 +3,6 @@
 The code of protoc's gRPC plugin would be bound to one release of grpcio.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -6,8 +6,6 @@ reporter.publish([BlockStored(...)])  # Called by the pool, never waits.
 task = asyncio.create_task(reporter.run())
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence

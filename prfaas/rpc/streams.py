@@ -5,8 +5,6 @@ opens with the first query, and again after a failure. Each caller waits for its
 all waiting callers get the error.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from itertools import islice

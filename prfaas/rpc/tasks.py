@@ -3,8 +3,6 @@
 Libraries now and then swallow a cancellation that arrives at the end of a call.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Iterable

@@ -3,8 +3,6 @@
 Without TLS, anyone who can listen can repeat a token. Use mutual TLS outside private networks.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Translation between messages of the wire and plain data of the index."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import TypeVar, get_args

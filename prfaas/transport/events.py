@@ -1,7 +1,5 @@
 """Delivery of events from several threads, and periodic checks on a thread of their own."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import deque

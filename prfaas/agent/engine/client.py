@@ -1,7 +1,5 @@
 """Engine's end of the agent's Unix socket. It has no thread, and only waits where the caller passes a timeout."""
 
-from __future__ import annotations
-
 import mmap
 import os
 import select

@@ -34,8 +34,6 @@ again ends its earlier connection together with its unread messages.
 "Layer ready" is a 32-byte entry in a shared-memory ring, announced by an eventfd (see ring.py).
 """
 
-from __future__ import annotations
-
 import types
 import typing
 from dataclasses import dataclass, fields

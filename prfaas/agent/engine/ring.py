@@ -6,8 +6,6 @@ counter, then the eventfd; the consumer reads the eventfd first. Each counter is
 eventfd's system call orders all writes on every processor.
 """
 
-from __future__ import annotations
-
 import mmap
 import os
 import time

@@ -1,7 +1,5 @@
 """Agent's end of its Unix socket: accepts engines, and passes their messages and finished layers on."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools

@@ -1,7 +1,5 @@
 """Encrypted ports of engines: the agent ends mutual TLS in front of each engine, which listens on loopback alone."""
 
-from __future__ import annotations
-
 from urllib.parse import urlsplit
 
 from prfaas import metrics

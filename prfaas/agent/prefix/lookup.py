@@ -1,7 +1,5 @@
 """Lengths of a prompt that this node's blocks can serve."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from prfaas.agent.prefix.promotion import LocalHoldings

@@ -1,7 +1,5 @@
 """Blocks of one layout in memory and on the SSD, and promotion: reading blocks from the SSD into the pool."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -7,8 +7,6 @@
 A manager repeats a command until it has heard of the outcome. So an ended copy is remembered, and not carried out again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Prefix blocks of the engines on this machine: blocks that they store, look up and read."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Iterator

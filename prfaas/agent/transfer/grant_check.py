@@ -1,7 +1,5 @@
 """Check of grants, and refusals of transfers and copies."""
 
-from __future__ import annotations
-
 import time
 
 from prfaas import grants, metrics

@@ -1,7 +1,5 @@
 """Record of each transfer with times, bytes and outcome, and one log line at its end."""
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Slots of one transfer's objects in this node's pool, and the layers that workers have written into them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property

@@ -4,8 +4,6 @@ Objects are numbered rank by rank, in each rank group by group, and in each grou
 and rank are thus consecutive objects. An object is one block over all layers of its group.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property

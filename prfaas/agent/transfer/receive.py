@@ -12,8 +12,6 @@ the claim's hashes are the engine's own. The hashes of a copy are those of its g
 The latest outcomes are remembered, so that a late OPEN or claim gets the reason.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable

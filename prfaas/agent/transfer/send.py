@@ -1,7 +1,5 @@
 """Outbound transfers: from an engine's layers in their slots to bytes that the peer has acknowledged."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Checks of a component's certificate."""
 
-from __future__ import annotations
-
 import contextlib
 import ssl
 import time

@@ -1,7 +1,5 @@
 """All checks of a machine and the components configured on it."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import functools

@@ -1,7 +1,5 @@
 """Checks by trial: free ports, reachable addresses, encryption, clocks, engines."""
 
-from __future__ import annotations
-
 import contextlib
 import email.utils
 import errno

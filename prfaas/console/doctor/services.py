@@ -1,7 +1,5 @@
 """Checks of the services that a component uses: managers, their record, and the cluster of a router."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any

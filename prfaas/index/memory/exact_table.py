@@ -1,7 +1,5 @@
 """The table of checkpoints: holders of what is valid at one exact length, found by hash and length."""
 
-from __future__ import annotations
-
 import bisect
 import functools
 import itertools

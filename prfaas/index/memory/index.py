@@ -1,7 +1,5 @@
 """The index in memory: everything that the nodes of all clusters have announced."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 

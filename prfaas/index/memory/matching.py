@@ -1,7 +1,5 @@
 """Matching: from held bits to a result. Shards are joined, KV groups combined, nodes ranked."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace

@@ -9,8 +9,6 @@ A run is packed as bytes, about 560 for 64 blocks and one holder, without an obj
     u16 number of holders | (u32 holder, u64 bitmap) per holder, ascending | 8 bytes of every block's hash
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator

@@ -3,8 +3,6 @@
 docs/redis-keys.md describes the values.
 """
 
-from __future__ import annotations
-
 import importlib.resources
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress

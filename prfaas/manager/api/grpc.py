@@ -1,7 +1,5 @@
 """gRPC server of the manager: caller identity, refusals, health, orderly stop."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time

@@ -1,7 +1,5 @@
 """HTTP server of a manager: metrics, liveness and readiness, JSON pages, the dashboard."""
 
-from __future__ import annotations
-
 import asyncio
 import weakref
 from collections.abc import Awaitable, Callable, Mapping

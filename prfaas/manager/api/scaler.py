@@ -3,8 +3,6 @@
 Calls name no caller. Where the port has certificates, KEDA needs one too.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any

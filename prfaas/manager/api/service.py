@@ -1,7 +1,5 @@
 """Answers of the manager to routers and agents, call by call or many on one stream."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 

@@ -4,8 +4,6 @@ Single-threaded and never waits. A copy ends once: by its agent's report, becaus
 caller's future then has the result. An order for a copy that is in progress returns the same future.
 """
 
-from __future__ import annotations
-
 import asyncio
 import secrets
 from collections import Counter

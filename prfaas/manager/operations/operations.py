@@ -1,7 +1,5 @@
 """Operations of operators and routers that change a deployment, with permission check and audit log."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import time

@@ -1,7 +1,5 @@
 """Rebalancer of hot prefixes, for the clusters whose record this manager writes, and drain of nodes that leave."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence

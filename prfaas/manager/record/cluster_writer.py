@@ -12,8 +12,6 @@ A writer that started without Redis has not read the record. Agents announce the
 exist only there. So the writer reads them before its first snapshot replaces the record.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 

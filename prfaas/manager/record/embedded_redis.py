@@ -3,8 +3,6 @@
 It listens on a Unix socket only, keeps an append-only file, is restarted when it dies, and ends with this process.
 """
 
-from __future__ import annotations
-
 import asyncio
 import fcntl
 import importlib.util

@@ -1,7 +1,5 @@
 """Stream of one node's pool changes: order, acknowledgement, and requests to announce everything."""
 
-from __future__ import annotations
-
 import asyncio
 
 from prfaas import logs, metrics

@@ -1,7 +1,5 @@
 """Replication of every cluster: written by this manager if it has the lease, else followed from the record."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Latest decisions of a manager, each with the snapshot and facts that reproduce it."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass

@@ -3,8 +3,6 @@
 The router's times of a remote request are divided by the times that the agents of its transfer report.
 """
 
-from __future__ import annotations
-
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Files of a manager's policy, and the PPD table that recent requests refresh."""
 
-from __future__ import annotations
-
 import json
 from collections import OrderedDict, deque
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Bounded record of reported requests, with exact percentiles over any part of the last hour."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

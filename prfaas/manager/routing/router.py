@@ -1,7 +1,5 @@
 """Router of requests: builds the scheduler's snapshot, and turns its decision into a route with a grant."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Callable
 

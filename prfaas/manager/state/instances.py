@@ -1,7 +1,5 @@
 """Instances that serve each model, with the load that decisions assume."""
 
-from __future__ import annotations
-
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass

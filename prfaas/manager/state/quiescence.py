@@ -1,7 +1,5 @@
 """Instances that get no new work until they are idle: before a role change, and on a node that drains."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from enum import Enum

@@ -1,7 +1,5 @@
 """Clock that stands still while its process does."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 _LONGEST_STEP_SECONDS = 1.0

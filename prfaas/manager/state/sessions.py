@@ -1,7 +1,5 @@
 """Conversations and the node that answered each one's last turn."""
 
-from __future__ import annotations
-
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Fleet of engines: their addresses, health and load, and a circuit breaker for each."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time

@@ -1,7 +1,5 @@
 """File with the last fleet that the managers named, so that a router can start while no manager answers."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Choice of engines for a gateway's request: the router's own decision, as headers for the gateway and the sidecar."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Messages of Envoy's external-processing protocol: readers and builders."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

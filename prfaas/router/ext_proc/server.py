@@ -1,7 +1,5 @@
 """gRPC server `envoy.service.ext_proc.v3.ExternalProcessor`: one exchange for each HTTP request of a gateway."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from collections.abc import AsyncIterable, AsyncIterator

@@ -1,7 +1,5 @@
 """HTTP routes of the router, and the errors that clients get."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Division of a limit among clients: a lone client uses all but a reserve, and fairness begins when the rest is taken."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """Proxy for paths that need no decision. Paths that change an engine for everybody are refused."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """HTTP headers that the parts of prfaas and their clients send to each other."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 import secrets

@@ -1,7 +1,5 @@
 """OpenAI requests: their properties that matter for routing, and the bodies that the engines get."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Token ids of a prompt, from the engines' own tokenizer."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator

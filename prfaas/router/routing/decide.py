@@ -1,7 +1,5 @@
 """Decision for one request: the manager's, or the router's own from its snapshot of the fleet."""
 
-from __future__ import annotations
-
 import secrets
 import time
 from collections import OrderedDict

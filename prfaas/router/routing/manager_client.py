@@ -1,7 +1,5 @@
 """Router's client of the managers: keeps the fleet up to date, asks for decisions, and reports completed requests."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Request as decisions see it, and the plan that they lead to."""
 
-from __future__ import annotations
-
 import secrets
 from dataclasses import dataclass, field
 from functools import partial

@@ -1,7 +1,5 @@
 """Record of one request: its log line, its metrics, its report to the manager, and `/debug/decision/<id>`."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections import OrderedDict

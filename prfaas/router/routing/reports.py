@@ -1,7 +1,5 @@
 """Queue of the outcomes of requests, each of which one manager counts."""
 
-from __future__ import annotations
-
 import asyncio
 import secrets
 from collections import deque

@@ -1,7 +1,5 @@
 """Prefill host of a request's header, and the list of hosts that it may name."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 

@@ -1,7 +1,5 @@
 """Server of the sidecar: hands requests with a prefill header over, and forwards all others to the engine."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Mapping

@@ -9,8 +9,6 @@ overshoot its queue and cost processor time. Measured over emulated links:
 - 2 Gbit/s, 200 ms: 8, 16, 24 connections carry 0.72, 0.87, 0.85 of it; the last with 10.8 % retransmitted.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import NamedTuple

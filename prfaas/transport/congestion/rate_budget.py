@@ -1,7 +1,5 @@
 """Rate budgets: limits that several links share (pure, with the time passed in)."""
 
-from __future__ import annotations
-
 import threading
 from collections import deque
 from collections.abc import Hashable, Mapping

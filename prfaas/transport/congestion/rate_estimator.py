@@ -7,8 +7,6 @@ nothing has confirmed it for half a minute. The next transfers are the test: the
 Pure: callers pass seconds of a clock that only goes forward.
 """
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Hashable, Mapping, Sequence

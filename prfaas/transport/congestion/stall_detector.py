@@ -1,7 +1,5 @@
 """Detects peers and connections that have stopped making progress. Pure: callers pass monotonic seconds."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar

@@ -1,7 +1,5 @@
 """Connection of a link: frames over one socket."""
 
-from __future__ import annotations
-
 import contextlib
 import select
 import socket

@@ -1,7 +1,5 @@
 """Diallers, which keep as many connections as are wanted and replace lost ones: for a link, and in reverse for a receiver."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Collection

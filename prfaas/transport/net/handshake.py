@@ -4,8 +4,6 @@ Each end signs the names, nonces, versions and capabilities of both ends with HM
 are fresh, so a recorded handshake proves nothing. Names and versions are signed, so nobody in between can change them.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import secrets

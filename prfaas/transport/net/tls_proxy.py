@@ -5,8 +5,6 @@ through the proxy has no name. So each service accepts TLS in one place, whateve
 revocations are checked, and changed files are taken up.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import socket

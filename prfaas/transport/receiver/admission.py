@@ -1,7 +1,5 @@
 """Quotas that divide what is bounded over all peers. Pure: callers pass the time and hold a lock."""
 
-from __future__ import annotations
-
 from collections import Counter, OrderedDict
 from typing import Generic, TypeVar
 

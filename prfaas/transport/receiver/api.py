@@ -1,7 +1,5 @@
 """Requests, decisions and events that a receiver and its caller exchange about inbound transfers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ A byte counts once it has been written and the checksum of its chunk matches. Lo
 chunks do not matter. The sender may cut the same bytes into other chunks on another connection.
 """
 
-from __future__ import annotations
-
 from prfaas.errors import RemoteProtocolError
 from prfaas.transport.protocol.messages import ObjectSizes
 from prfaas.transport.ranges import Area, Ranges, Slab

@@ -1,7 +1,5 @@
 """Thread-safe front of the inbound transfers: one lock, events to the caller, replies to the senders."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import threading

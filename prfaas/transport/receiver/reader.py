@@ -1,7 +1,5 @@
 """Reader of one connection: frames in, chunks straight into their memory, acknowledgements out."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 import time

@@ -3,8 +3,6 @@
 A connection is a stranger until its handshake is done. Each connection has a thread, which runs its `Reader`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ipaddress
 import secrets

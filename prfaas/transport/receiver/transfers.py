@@ -10,8 +10,6 @@ transfer again in time. REOPEN asks for that over other connections of the peer,
 connections still has others, and a restarted one knows nothing of the transfer.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections import defaultdict
 from collections.abc import Hashable, Mapping

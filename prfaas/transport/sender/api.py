@@ -1,7 +1,5 @@
 """Requests to send a transfer, and the events that report its progress."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

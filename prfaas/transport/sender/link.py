@@ -1,7 +1,5 @@
 """Sending end of a link: transfers go in, chunks leave over its connections, and events come out."""
 
-from __future__ import annotations
-
 import math
 import threading
 import time

@@ -3,8 +3,6 @@
 No threads and no locks: `Link` holds its lock around every call and delivers the events afterwards.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterable, Set
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Figures of a link: the kernel's figures of each connection, summed up and fed to the estimators."""
 
-from __future__ import annotations
-
 import math
 import operator
 import os
