@@ -1,7 +1,5 @@
 """Checks of settings: accepted forms, and settings that depend on or exclude each other."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import re

@@ -3,8 +3,6 @@
 An exception that only its own package handles is defined next to the code that raises it.
 """
 
-from __future__ import annotations
-
 
 class PrfaasError(Exception):
     """Base of all errors of this package."""

@@ -3,8 +3,6 @@
 The process that decides the route signs the grant. Both agents hold the same secret and refuse transfers without a grant.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 import hashlib

@@ -8,8 +8,6 @@ the engine's: LoRA, media, cache salt, prompt embeddings. A request with extras 
 With 1e9 blocks, 64 bits would collide with 2.7 % probability.
 """
 
-from __future__ import annotations
-
 import hashlib
 from array import array
 from collections.abc import Iterator, Mapping, Sequence

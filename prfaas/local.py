@@ -1,7 +1,5 @@
 """Files of a deployment on one machine that no setting names: the secret and the agent's socket."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import secrets

@@ -5,8 +5,6 @@ log = logs.get("agent.send")                       # per module
 log.info("transfer.complete", transfer_id=..., bytes=...)
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import sys

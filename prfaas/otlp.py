@@ -4,8 +4,6 @@ The SDK's own exporters use protobuf messages. Envoy's package xds-protos (extra
 under the same names. OTLP JSON needs none.
 """
 
-from __future__ import annotations
-
 import json
 import urllib.error
 import urllib.request

@@ -1,7 +1,5 @@
 """Pool events: every change of a prefix block of a node, in order."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Literal

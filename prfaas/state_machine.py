@@ -1,7 +1,5 @@
 """Explicit state machines: enums for states and events, and a table of every allowed transition."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum

@@ -1,7 +1,5 @@
 """Spans of a request across processes, with W3C trace context. No spans are made before `use` sets a tracer."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

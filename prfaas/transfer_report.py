@@ -17,8 +17,6 @@ A router that gives the transfer up first sends the prompt again, with `FALLBACK
 The engine records that reason and reports it as the outcome.
 """
 
-from __future__ import annotations
-
 import json
 import typing
 from collections.abc import Mapping

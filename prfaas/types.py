@@ -1,7 +1,5 @@
 """Plain data shared by packages: ids, shards, block lists of a transfer, prefixes and commands."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NewType

@@ -4,8 +4,6 @@
 `show` is the inverse: `parse(show(value)) == value`.
 """
 
-from __future__ import annotations
-
 import ipaddress
 import re
 from collections.abc import Callable, Mapping

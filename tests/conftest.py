@@ -1,7 +1,5 @@
 """Shared test setup: skips for missing hardware, time budgets per folder, and second tries."""
 
-from __future__ import annotations
-
 import importlib.util
 import logging
 import os

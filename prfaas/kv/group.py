@@ -1,7 +1,5 @@
 """The KV group: layers of one kind that share block tables."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass

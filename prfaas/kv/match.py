@@ -5,8 +5,6 @@ checkpoint of exactly L tokens. A block that is not full counts only for the exa
 states only multiples of every block size are offered, since an engine resumes at block ends.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from operator import and_

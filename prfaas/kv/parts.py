@@ -1,7 +1,5 @@
 """Arrays within one layer's block, with axes that ranks of different tensor-parallel sizes share."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from prfaas.errors import LayoutError

@@ -1,7 +1,5 @@
 """Measurement of one cell of PPD's table: conversations of two turns with Poisson arrivals."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

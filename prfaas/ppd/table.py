@@ -1,7 +1,5 @@
 """Two-turn conversations with which PPD's table is measured, and the table from the measured runs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 

@@ -11,8 +11,6 @@ An unused path looks calm although it may be narrow. The first step down is ther
 effect shows before the next step. So t changes a bounded number of times and returns to 1 once the path is well.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """Facts behind one decision, for people: the clusters, the t that decided, the cost of each route, and the phases."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, Literal
 

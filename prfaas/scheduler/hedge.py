@@ -4,8 +4,6 @@ The decision compares two durations: until the KV is complete, as predicted from
 prefill. An engine cannot do both for one request, so the transfer is cancelled when it computes.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

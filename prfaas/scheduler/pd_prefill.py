@@ -1,7 +1,5 @@
 """Choice of the instance that prefills a request within its PD cluster, once no PrfaaS cluster takes it."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from prfaas.scheduler.endpoint_picker.adapter import pick_prefill

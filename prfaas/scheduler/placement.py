@@ -1,7 +1,5 @@
 """Choice among equal instances: the one with the least work ahead of a new request."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Iterable
 from typing import Literal

@@ -3,8 +3,6 @@
 PrfaaS §3.4.3, the long timescale. A wish must last before it becomes a change, and starts again after an interruption.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal

@@ -1,7 +1,5 @@
 """Input of a decision: the deployment and the request, as plain data that can be recorded and replayed."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """PrfaaS's rule for the site of a prefill: the threshold t, the caches of both clusters, and the room on the path."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """The connector under vLLM's own scheduler: whole lives of requests in the documented order of calls, without a model."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import os

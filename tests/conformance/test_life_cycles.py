@@ -3,8 +3,6 @@
 docs/vllm-reference.md lists the life cycles that do not apply.
 """
 
-from __future__ import annotations
-
 import pytest
 from vllm.v1.request import RequestStatus
 

@@ -1,7 +1,5 @@
 """Random requests under vLLM's own scheduler, with preemptions, leaving clients, resets, and killed agents."""
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """Copies between GPU blocks and slots on a real GPU: right bytes, after the model's work, beside its later work."""
 
-from __future__ import annotations
-
 import mmap
 import os
 import threading

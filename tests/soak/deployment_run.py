@@ -6,8 +6,6 @@
 with a line, or the name of the file with the results.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

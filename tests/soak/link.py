@@ -1,7 +1,5 @@
 """Emulated link whose far end falls silent on command, and the run of a deployment across it."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Random faults: router, managers and engines count the same outcomes, which can be joined by transfer id."""
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The link between two clusters drops every packet without a reset: long prompts are computed where they decode."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

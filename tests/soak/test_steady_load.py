@@ -1,7 +1,5 @@
 """Steady mixed load: memory, threads and descriptors of every process stay the same, and logs grow by request only."""
 
-from __future__ import annotations
-
 import asyncio
 import statistics
 import sys

@@ -1,7 +1,5 @@
 """Manager in this process with agent processes that report to it, each with a client of its pool."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

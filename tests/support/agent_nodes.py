@@ -1,7 +1,5 @@
 """Two nodes with real agents, and engines that know the bytes of every block."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """GPU that is only pretended: copies within host memory, and counts the calls of the copy path."""
 
-from __future__ import annotations
-
 import ctypes
 import threading
 from collections import Counter

@@ -1,7 +1,5 @@
 """Code blocks of README and docs/, and their shell commands as words."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator

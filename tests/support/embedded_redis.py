@@ -1,7 +1,5 @@
 """Embedded Redis of a manager process."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

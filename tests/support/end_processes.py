@@ -4,8 +4,6 @@ receive ADDRESS SILENCE_SECONDS    prints its address first
 send ADDRESS MIB SILENCE_SECONDS [BYTES_PER_SECOND]    prints "sending" once a transfer is under way, and goes on for ever
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Deployment of real vLLM engines with a tiny model: nodes with an agent and an engine each, a manager, and a router."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os

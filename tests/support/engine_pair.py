@@ -1,7 +1,5 @@
 """Two real vLLM engines with an agent each. Requests go through both, or through one alone."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import os

@@ -4,8 +4,6 @@ The bytes of a block depend on its group, its layer, and all tokens up to its la
 blocks copied too early, from the wrong place or prompt, or not at all.
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import time

@@ -1,7 +1,5 @@
 """Setting of the fault tests: both ends with a relay between them, and a check for leaks."""
 
-from __future__ import annotations
-
 import gc
 import os
 import random

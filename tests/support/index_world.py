@@ -1,7 +1,5 @@
 """A brute-force model of nodes and pools, and random histories that drive it and the real index alike."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace

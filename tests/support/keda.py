@@ -1,7 +1,5 @@
 """Client of KEDA's external scalers, built from the published contract and not from our .proto file."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory

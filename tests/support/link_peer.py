@@ -1,7 +1,5 @@
 """Sending end of a link to a real agent, controlled by a test."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from typing import Any

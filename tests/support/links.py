@@ -1,7 +1,5 @@
 """A link whose connections end in the test process, and objects to send over it."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Processes with a mark in their environment, which all descendants of one process inherit."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 

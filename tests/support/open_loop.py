@@ -1,7 +1,5 @@
 """Load at a fixed rate: requests arrive whether or not earlier ones have been answered."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools

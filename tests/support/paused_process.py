@@ -1,7 +1,5 @@
 """Paused processes. SIGSTOP takes effect only when each thread next runs, so `stop` waits for all threads."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Inputs for tests of the planner: the paper's case study and small deployments like it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from prfaas.model.cost.curve import polynomial

@@ -1,7 +1,5 @@
 """Comparison of a pool's bookkeeping with what it is derived from."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Small layouts for the tests of the pool."""
 
-from __future__ import annotations
-
 from prfaas.kv.group import KVGroup
 from prfaas.kv.layout import Layout
 from prfaas.kv.parts import LayerSlice

@@ -1,7 +1,5 @@
 """Engine that stores prefixes in a real agent's pool and checks their bytes."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 

@@ -1,7 +1,5 @@
 """Deployment of processes before paced engines: manager, routers, and an agent behind a relay per cluster."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import functools

@@ -1,7 +1,5 @@
 """Random deployments of several clusters, and the best plan of each by brute force."""
 
-from __future__ import annotations
-
 import itertools
 import random
 

@@ -1,7 +1,5 @@
 """Small models as their tensor-parallel ranks hold them: each byte says which layer, head and token it is of."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

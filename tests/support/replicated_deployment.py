@@ -1,7 +1,5 @@
 """Deployment of two managers on one Redis, two nodes in each of two clusters, and one router, to be disturbed."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import shutil

@@ -1,7 +1,5 @@
 """A router before paced engines, over real sockets."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Mapping, Sequence

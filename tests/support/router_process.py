@@ -1,7 +1,5 @@
 """A router and paced engines as processes of their own, so that tests can freeze, limit and measure them."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

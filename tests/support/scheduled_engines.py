@@ -1,7 +1,5 @@
 """Engines of vLLM's own scheduler on two nodes with real agents, with KV groups of several kinds."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A memory pool above an SSD tier, on a loop that the test turns by hand."""
 
-from __future__ import annotations
-
 import mmap
 import queue
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """State of a manager in memory, with a clock that the test moves."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from prfaas.index.membership import Engine, LinkFigures, Node

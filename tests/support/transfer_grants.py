@@ -1,7 +1,5 @@
 """Grants of transfers, as a router signs them."""
 
-from __future__ import annotations
-
 import os
 import time
 from dataclasses import replace

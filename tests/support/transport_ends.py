@@ -1,7 +1,5 @@
 """Both ends of a link for tests: a receiver with the memory that it fills, and a link with its events."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random

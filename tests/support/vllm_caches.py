@@ -1,7 +1,5 @@
 """vLLM's own cache specs, and tensors laid out as it registers them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

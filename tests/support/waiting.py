@@ -1,7 +1,5 @@
 """Waits for a condition with a deadline, instead of sleeps. The deadline suits the slowest machine."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable

@@ -5,8 +5,6 @@ peers say into the folder CORPUS, and searches on from there. It ends with anoth
 anything but a RemoteProtocolError. The first byte of an input chooses what reads the rest.
 """
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import struct

@@ -1,7 +1,5 @@
 """docs/architecture.md agrees with the tree: packages, processes, and the modules of a request and of a KV layer."""
 
-from __future__ import annotations
-
 import ast
 import re
 import tomllib

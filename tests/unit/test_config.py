@@ -1,7 +1,5 @@
 """The loader: precedence, nesting, and a message with place, key and accepted form for every mistake."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar

@@ -1,7 +1,5 @@
 """The core depends on few libraries, none of them large."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import re
 

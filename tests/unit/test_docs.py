@@ -1,7 +1,5 @@
 """The documentation agrees with the tree: paths exist, tables and configuration files are current."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from pathlib import Path

@@ -4,8 +4,6 @@ No command goes unlooked at: what a shell block runs has a way to be checked her
 run besides where `tests/integration/docs` lists it. vLLM's own parser takes its commands in `tests/integration/connector`.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import importlib

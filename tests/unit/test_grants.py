@@ -1,7 +1,5 @@
 """Grants: who may send what to whom, and until when."""
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The block hash."""
 
-from __future__ import annotations
-
 import hashlib
 
 import pytest

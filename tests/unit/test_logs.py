@@ -1,7 +1,5 @@
 """Logs: one JSON object a line."""
 
-from __future__ import annotations
-
 import io
 import json
 import logging

@@ -1,7 +1,5 @@
 """Metrics are named by the rules."""
 
-from __future__ import annotations
-
 import re
 
 from tools.reference_tables import metric_catalogue

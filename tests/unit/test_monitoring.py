@@ -1,7 +1,5 @@
 """The Grafana dashboard and the alert rules ask for metrics that exist, by labels that they have, in PromQL that parses."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Spans in OTLP's JSON, and a collector that is not there."""
 
-from __future__ import annotations
-
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter

@@ -1,7 +1,5 @@
 """Transition tables: allowed events, refused events, final states, and the diagram."""
 
-from __future__ import annotations
-
 from enum import Enum, auto
 
 import pytest

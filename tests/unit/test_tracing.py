@@ -1,7 +1,5 @@
 """Spans: what continues a trace, what is a span's parent, and that nothing is made while nobody takes them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Reports of a transfer's outcome in an engine's response."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any

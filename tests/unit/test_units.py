@@ -1,7 +1,5 @@
 """Every kind of value: what is accepted, what is refused, and that writing is the inverse of reading."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Registry of the KV kinds. A new kind is one module of this package and one entry of `KINDS`."""
 
-from __future__ import annotations
-
 from prfaas.kv.kinds.full_attention import FullAttention
 from prfaas.kv.kinds.kind import KVKind
 from prfaas.kv.kinds.linear_state import LinearState

@@ -1,7 +1,5 @@
 """Instances in the form of llm-d's endpoint picker, whose profiles then choose in place of `placement.py`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from prfaas.scheduler.endpoint_picker.config import load

@@ -1,7 +1,5 @@
 """Loader of llm-d's `EndpointPickerConfig` files."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """Parameters of llm-d's plugins, with its defaults and accepted values. The names are those of its YAML."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 

@@ -1,7 +1,5 @@
 """Scheduling cycle of llm-d: the decode stage, then the decider, then the prefill stage if the decider asks for it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal

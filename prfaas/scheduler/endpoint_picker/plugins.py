@@ -1,7 +1,5 @@
 """llm-d's filters and scorers, and the endpoints and requests that they see."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """Deployment with two nodes per cluster and two routers, under load while its processes are replaced."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools

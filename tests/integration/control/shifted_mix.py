@@ -1,7 +1,5 @@
 """Traffic for which another split is better than the one of the deployment file, before paced engines."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterator

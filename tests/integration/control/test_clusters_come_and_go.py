@@ -1,7 +1,5 @@
 """PrfaaS clusters come and go: prompts stay while there is none, and long ones go remote again later."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 from collections.abc import Mapping

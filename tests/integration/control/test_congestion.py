@@ -1,7 +1,5 @@
 """A link is cut to a tenth under load: the threshold rises and recovers, and no request fails."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """Each process is frozen under load, as a stalled machine or heavy swapping freezes it: no request waits for it for long."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import sys

@@ -1,7 +1,5 @@
 """Each process is killed under load: no request hangs, and every answer is correct or ends with an error."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Callable, Iterator

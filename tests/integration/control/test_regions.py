@@ -1,7 +1,5 @@
 """Two regions with two clusters each, one link down, and a tenant whose KV stays in its region."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Role change under load: an instance drains and takes the other role, and no request fails."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Rolling restart of every component under load, as docs/deploy.md describes: no request fails."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack

@@ -4,8 +4,6 @@ The earlier version is a commit of this project's own history, taken out of it: 
 In between, agents of both versions send to each other, and managers and routers of both talk to them.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import subprocess

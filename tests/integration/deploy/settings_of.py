@@ -1,7 +1,5 @@
 """Settings that a component reads from a container's environment."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any

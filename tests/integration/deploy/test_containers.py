@@ -1,7 +1,5 @@
 """The container file and the compose file: linted, of the specification's form, and with settings that components take."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

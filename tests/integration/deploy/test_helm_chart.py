@@ -1,7 +1,5 @@
 """The Helm chart: its objects follow the API's schemas, its selectors match, and components load their settings."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Manager, agent and router that start without arguments and files, beside an engine on its default port."""
 
-from __future__ import annotations
-
 import json
 import os
 import stat

@@ -1,7 +1,5 @@
 """The systemd units: systemd-analyze takes them, and what they leave open of the machine is little."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -5,8 +5,6 @@
 they would do. An executor serves and is asked, and both ends of a link are here.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Sdist and wheel as users install them, in environments of their own."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Command `prfaas-ppd build` against two endpoints: its load, its table, and its errors."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import io

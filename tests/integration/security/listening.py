@@ -1,7 +1,5 @@
 """Sockets at which the processes of a session listen."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket

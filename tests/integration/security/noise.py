@@ -1,7 +1,5 @@
 """Input of broken or hostile programs: valid messages with parts replaced, cut, repeated or invented."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Traffic between two clusters, captured at the link: with TLS it shows no prompt, key or plain HTTP."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import struct

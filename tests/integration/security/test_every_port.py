@@ -1,8 +1,6 @@
 """With mutual TLS on, every port beyond loopback refuses plain, foreign, expired and revoked clients, counts them, and
 survives noise."""
 
-from __future__ import annotations
-
 import contextlib
 import random
 import re

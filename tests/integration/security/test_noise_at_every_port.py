@@ -1,7 +1,5 @@
 """Noise at every port, with and without the deployment's secret: it is refused without harm."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import random

@@ -1,7 +1,5 @@
 """Safe defaults: every address is loopback, and open ports beyond it stop the start."""
 
-from __future__ import annotations
-
 import importlib
 from pathlib import Path
 from typing import Any

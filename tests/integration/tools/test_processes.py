@@ -1,7 +1,5 @@
 """Shutdown of child processes and their children."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests.support.waiting import wait_until

@@ -1,7 +1,5 @@
 """`make sbom` in the installed environment."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

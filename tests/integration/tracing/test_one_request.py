@@ -1,7 +1,5 @@
 """One request through router, manager and both agents as processes: its trace and its TTFT phases."""
 
-from __future__ import annotations
-
 import json
 import secrets
 import threading

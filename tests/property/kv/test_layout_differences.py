@@ -1,7 +1,5 @@
 """Any change of a layout is named by `difference`, changes the fingerprint, and survives the way to a peer."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Repacked blocks of random models equal the blocks that the target engine would have written."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import product

@@ -1,7 +1,5 @@
 """Properties of plans: more resources never hurt, units do not matter, no policy beats the bound."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

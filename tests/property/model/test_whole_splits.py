@@ -1,7 +1,5 @@
 """Plans of several clusters against brute force, and below the bound over all whole splits."""
 
-from __future__ import annotations
-
 import pytest
 
 from prfaas.model.capacity.bound import lp_bound, whole_bound

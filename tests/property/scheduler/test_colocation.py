@@ -1,7 +1,5 @@
 """Adaptive resource manager for random profiles and loads."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Rebalancing under random histories: budgets hold, copies end, and no holder gets a copy."""
 
-from __future__ import annotations
-
 import random
 from collections import defaultdict
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The rules of `match_prefix`, one by one; together they are checked against a token-by-token model."""
 
-from __future__ import annotations
-
 import pytest
 
 from prfaas.kv.group import KVGroup

@@ -1,7 +1,5 @@
 """A prefix consists of the blocks that a transfer of the same length would have."""
 
-from __future__ import annotations
-
 import pytest
 
 from prfaas.connector.block_map import BlockMap

@@ -1,7 +1,5 @@
 """Small deployments and random ones for the scheduler's tests."""
 
-from __future__ import annotations
-
 import json
 
 from hypothesis import strategies as st

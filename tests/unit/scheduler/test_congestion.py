@@ -1,7 +1,5 @@
 """Threshold t under congestion: it rises early, returns, and does not oscillate."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 

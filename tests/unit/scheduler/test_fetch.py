@@ -1,7 +1,5 @@
 """Fetches of prefixes: conditions, source and destination."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Hedged recompute: when a decode engine stops waiting for a prompt's KV and computes the prompt."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

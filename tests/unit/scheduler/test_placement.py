@@ -1,7 +1,5 @@
 """Placement by KV space: full engines are left out, nearly full ones take less."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Routes by length and tenant that a plan prescribes."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 

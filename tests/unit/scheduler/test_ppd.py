@@ -1,7 +1,5 @@
 """PPD's table and rules against the authors' own table and their measurements."""
 
-from __future__ import annotations
-
 import csv
 import json
 from dataclasses import replace

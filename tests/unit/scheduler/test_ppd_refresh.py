@@ -1,7 +1,5 @@
 """Refresh of a PPD table from served turns."""
 
-from __future__ import annotations
-
 import pytest
 
 from prfaas.scheduler.ppd import MIN_TURNS, LaterTurn, PpdEntry, PpdRefresh, PpdTable, ServedTurn, prefills_locally

@@ -1,7 +1,5 @@
 """Copies of hot prefixes: destinations, and the conditions under which none is made."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Role changes: gain, busy stage, duration, and the last instance of a role."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Route of one request: every outcome and its reason."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from dataclasses import replace

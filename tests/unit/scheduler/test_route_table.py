@@ -1,7 +1,5 @@
 """Interaction of the policies over all orders of lengths and t, both bandwidths, every path and every policy."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass, replace
 from itertools import product

@@ -1,7 +1,5 @@
 """PrfaaS's rule for the prefill site, and abundant paths."""
 
-from __future__ import annotations
-
 import pytest
 
 from prfaas.scheduler.threshold import PathCost, Supply, is_abundant, prefill_site

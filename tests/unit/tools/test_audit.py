@@ -1,7 +1,5 @@
 """Reports of pip-audit, as `make audit` evaluates them."""
 
-from __future__ import annotations
-
 import json
 
 from tools.audit import UNREACHABLE, parse_report, unanswered_vulnerabilities

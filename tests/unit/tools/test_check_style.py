@@ -1,7 +1,5 @@
 """Findings of the style check, and code that it must leave alone."""
 
-from __future__ import annotations
-
 import textwrap
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Knobs of `make demo-wan`."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

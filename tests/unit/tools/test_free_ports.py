@@ -1,7 +1,5 @@
 """Uniqueness of free addresses within and across processes."""
 
-from __future__ import annotations
-
 import socket
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Rows that miss their bar, for each form of bar and figure."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

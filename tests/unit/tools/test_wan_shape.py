@@ -1,7 +1,5 @@
 """Capacity of emulated links, and the arguments for netem."""
 
-from __future__ import annotations
-
 import pytest
 
 from tools.wan import PAYLOAD_RATIO, PROFILES, WanShape

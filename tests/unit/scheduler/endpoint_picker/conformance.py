@@ -1,7 +1,5 @@
 """Cases of llm-d (tests/data/llmd-conformance.json): those that prfaas answers, and those that it refuses by name."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import json

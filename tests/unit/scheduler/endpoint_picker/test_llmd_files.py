@@ -1,7 +1,5 @@
 """Configurations that llm-d-router ebab6879, its predecessors and its guides ship."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

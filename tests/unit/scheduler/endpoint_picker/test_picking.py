@@ -1,7 +1,5 @@
 """Deciders, whole cycles and configuration files against llm-d's own cases."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

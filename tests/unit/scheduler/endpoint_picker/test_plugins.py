@@ -1,7 +1,5 @@
 """Filters, scorers and the picker against llm-d's own cases."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from hypothesis import given
