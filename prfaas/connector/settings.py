@@ -62,6 +62,12 @@ class ConnectorSettings:
         default=False,
         doc="Start with a release of vLLM, or with options of it, that this connector does not know.",
     )
+    assume_plain_attention: bool = setting(
+        "flag",
+        default=False,
+        doc="Take every attention backend for one that stores the key and then the value of a head and token. If one side's "
+        "does not, answers are wrong, and nothing notices it.",
+    )
 
     def __post_init__(self) -> None:
         if self.agent_socket is not None:

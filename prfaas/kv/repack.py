@@ -1,4 +1,4 @@
-"""Repacking: copies that turn blocks of one engine into blocks of an engine with another tensor-parallel size."""
+"""Repacking: copies that turn blocks of one engine into blocks of an engine with another layout."""
 
 from __future__ import annotations
 

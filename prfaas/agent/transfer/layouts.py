@@ -1,4 +1,4 @@
-"""Layouts that this node knows: those of its engines, and of peers' engines of other tensor-parallel sizes."""
+"""Layouts that this node knows: those of its engines, and unlike ones of peers' engines."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from prfaas.agent.transfer.open_body import OpenBody
 from prfaas.cachepool.arena import Arena
 from prfaas.cachepool.pool import Pool
 from prfaas.kv import repack
-from prfaas.kv.layout import Layout, difference
+from prfaas.kv.layout import Layout
 from prfaas.transport.receiver.admission import FairQuota
 from prfaas.types import AgentName
 
-# Each layout of another tensor-parallel size costs a file descriptor and a little memory.
+# Each foreign layout costs a file descriptor and a little memory.
 MAX_FOREIGN_LAYOUTS = 256
 # Bytes of unknown layouts that are read per period, over all peers: the agent does nothing else meanwhile.
 # An engine of eight ranks and 130 layers describes 200 KB, once.
@@ -67,21 +67,26 @@ class LayoutRegistry:
         return True
 
     def conflict(self, peer_layout: Layout) -> str | None:
-        """Return why engines of the same model here cannot read blocks of `peer_layout`, or None.
+        """Return why no engine of the same model here can read blocks of `peer_layout`, even repacked, or None."""
+        reader = self._unlike_reader(peer_layout)
+        found = reader and repack.obstacle(peer_layout, reader)
+        if not reader or not found:
+            return None
+        here, there = reader.shard.size, peer_layout.shard.size
+        sizes = "" if here == there else f"tensor-parallel size: {here} here, {there} there; "
+        return f"{self._name} holds this model with another layout: {sizes}{found}"
 
-        Blocks of another tensor-parallel size are repacked. With the same size, the layout of the same rank must be equal,
-        if that rank has attached already.
+    def _unlike_reader(self, peer_layout: Layout) -> Layout | None:
+        """Return an engine's layout into which blocks of `peer_layout` must be repacked, or None.
+
+        Of engines with the same tensor-parallel size it is that of the same rank, once this rank has attached.
         """
         own_layouts = self._of_model(peer_layout.model)
-        same_size = [layout for layout in own_layouts if layout.shard.size == peer_layout.shard.size]
-        same_rank = next((layout for layout in same_size if layout.shard == peer_layout.shard), None)
-        if peer_layout in own_layouts or not own_layouts or (same_size and same_rank is None):
+        if peer_layout in own_layouts:
             return None
-        if same_rank is not None:
-            return f"{self._name} holds this model with another layout: {difference(same_rank, peer_layout)}"
-        sizes = f"tensor-parallel size: {own_layouts[0].shard.size} here, {peer_layout.shard.size} there"
-        found = repack.obstacle(peer_layout, own_layouts[0])
-        return found and f"{self._name} holds this model with another layout: {sizes}; {found}"
+        same_size = [layout for layout in own_layouts if layout.shard.size == peer_layout.shard.size]
+        readers = [layout for layout in same_size if layout.shard == peer_layout.shard] if same_size else own_layouts
+        return readers[0] if readers else None
 
     def _of_model(self, model: str) -> list[Layout]:
         return [arena.layout for arena in self.native_arenas() if arena.layout.model == model]
@@ -113,7 +118,7 @@ class LayoutRegistry:
             return arena
         layout = next((layout for layout in opened.layouts if layout.fingerprint == fingerprint), None)
         # A copy has no reader whose blocks it could be repacked into.
-        if layout is None or opened.is_copy or not self._can_repack(layout):
+        if layout is None or opened.is_copy or self._unlike_reader(layout) is None:
             raise TransferRefused("no_layout", f"no engine on {self._name} has this layout")
         self._make_room(frozenset(opened.fingerprints))
         arena = self._pool.arena(layout)
@@ -131,10 +136,5 @@ class LayoutRegistry:
         unneeded = (fingerprint for fingerprint in self._foreign if fingerprint not in needed)
         dropped = next((fingerprint for fingerprint in unneeded if self._pool.drop(fingerprint)), None)
         if dropped is None:
-            raise TransferRefused("no_memory", f"{self._max_foreign} layouts of other tensor-parallel sizes are in use")
+            raise TransferRefused("no_memory", f"{self._max_foreign} layouts of other engines are in use")
         del self._foreign[dropped]
-
-    def _can_repack(self, peer_layout: Layout) -> bool:
-        """Return whether engines here have the model, all in other tensor-parallel sizes."""
-        own_layouts = self._of_model(peer_layout.model)
-        return bool(own_layouts) and all(layout.shard.size != peer_layout.shard.size for layout in own_layouts)

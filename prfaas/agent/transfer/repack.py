@@ -1,4 +1,4 @@
-"""Copies blocks that arrive in another tensor-parallel size into blocks of the reader's layout.
+"""Copies blocks that arrive in another layout into blocks of the reader's layout.
 
 This is the only copy of the payload between wire and engine. It runs in a thread, under the leases of both placements.
 """

@@ -291,7 +291,8 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
         modules = self._vllm_config.compilation_config.static_forward_context
         device = next(iter(kv_caches.values())).device
         cache_dtype = self._vllm_config.cache_config.cache_dtype
-        kernels = packing(modules, list(kv_caches), cache_dtype=cache_dtype, device=device)
+        is_assumed = self._settings.assume_plain_attention
+        kernels = packing(modules, list(kv_caches), cache_dtype=cache_dtype, device=device, assumes_plain=is_assumed)
         size = self._vllm_config.parallel_config.tensor_parallel_size
         tensor_rank = get_tensor_model_parallel_rank() if size > 1 else 0
         num_kv_heads = self._vllm_config.model_config.get_total_num_kv_heads()

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import vllm
+from vllm.platforms import current_platform
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheConfig,
@@ -91,6 +92,12 @@ JUDGED_CACHES: dict[str, Judgement] = {kind.__name__: rule.fields for kind, rule
     },
 }
 _PLAIN_MODES = (KVQuantMode.NONE, KVQuantMode.FP8_PER_TENSOR)
+# Backends that store, for a head and token, the key and then the value, or the latent of MLA. Axes and dtype tell the rest.
+PLAIN_BACKENDS = frozenset(
+    """FLASH_ATTN FLASH_ATTN_DIFFKV FLASHINFER FLEX_ATTENTION TRITON_ATTN TRITON_ATTN_DIFFKV CUTLASS_MLA FLASHINFER_MLA
+    FLASHMLA FLASH_ATTN_MLA TOKENSPEED_MLA TRITON_MLA""".split()
+)
+_PLAIN_DTYPES = ("auto", "float16", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2")
 
 
 @dataclass(frozen=True)
@@ -274,23 +281,30 @@ def _heads(spec: Any, rank: Rank) -> tuple[int, int]:
     return min(rank.shard.rank * rank.num_kv_heads // rank.shard.size, rank.num_kv_heads - count), count
 
 
-def packing(layers: Mapping[str, Any], names: Sequence[str], *, cache_dtype: str, device: torch.device) -> str:
+def packing(
+    layers: Mapping[str, Any], names: Sequence[str], *, cache_dtype: str, device: torch.device, assumes_plain: bool
+) -> str:
     """Return a text that is equal on two machines if their kernels arrange the bytes of a block alike.
 
-    It names the vLLM release, device, attention backends with their instruction set, and state order. `layers` are vLLM's
+    It names the vLLM release, device, attention backends by what they store, and state order. `layers` are vLLM's
     attention modules by name. CPU kernels arrange keys for their instruction set, so processors with different ones cannot
-    exchange bytes.
+    exchange bytes. `assumes_plain` holds every attention backend for plain.
     """
-    backends = {_backend(layers[name]) for name in names if name in layers}
+    is_plain_dtype = cache_dtype in _PLAIN_DTYPES and device.type != "cpu"
+    backends = {_backend(layers[name], is_plain_dtype, assumes_plain) for name in names if name in layers}
     release = ".".join(str(vllm.__version__).split(".")[:2])
-    parts = [f"vllm {release}", device.type, *sorted(backends), f"kv_cache_dtype={cache_dtype}"]
+    fp8 = " fnuz" if cache_dtype.startswith("fp8") and current_platform.is_fp8_fnuz() else ""
+    parts = [f"vllm {release}", device.type, *sorted(backends), f"kv_cache_dtype={cache_dtype}{fp8}"]
     if device.type == "cpu":
         parts.insert(2, f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}")
     parts.append(f"conv={os.environ.get('VLLM_SSM_CONV_STATE_LAYOUT', 'SD')}")
     return "; ".join(parts)
 
 
-def _backend(layer: Any) -> str:
-    name: str = layer.get_attn_backend().get_name()
+def _backend(layer: Any, is_plain_dtype: bool, assumes_plain: bool) -> str:
+    backend = layer.get_attn_backend()
+    name: str = backend.get_name()
+    if is_plain_dtype and (name in PLAIN_BACKENDS or (assumes_plain and not backend.is_ssm())):
+        return "plain"
     instructions = getattr(layer, "isa", None)
     return f"{name}/{instructions}" if instructions else name

@@ -1,4 +1,4 @@
-"""Transfers between engines of different tensor-parallel sizes arrive as blocks of the reader's layout."""
+"""Transfers between engines of different layouts arrive as blocks of the reader's layout."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -38,6 +38,7 @@ CUTS = {
     "two ranks to one": (Cut(2), Cut(1)),
     "one rank to four": (Cut(1), Cut(4)),
     "four ranks to two, other lengths": (Cut(4, 16), Cut(2, 48, "token,head,content")),
+    "equal sizes, other order and lengths": (Cut(2, 16), Cut(2, 48, "token,head,content")),
 }
 
 
@@ -191,7 +192,10 @@ def _chain(length: int = NUM_TOKENS) -> HashChain:
     return HashChain(ROOT, range(length))
 
 
-@pytest.mark.parametrize(("model", "cut"), list(zip(MODELS, [*CUTS, "one rank to four"], strict=True)))
+@pytest.mark.parametrize(
+    ("model", "cut"),
+    [*zip(MODELS, CUTS, strict=True), ("latent", "one rank to four"), ("windows", "equal sizes, other order and lengths")],
+)
 def test_repacked_blocks_equal_the_readers_own_blocks(site_of: SiteOf, model: str, cut: str) -> None:
     site = site_of(model, *CUTS[cut])
     ready = site.transfer(_chain())

@@ -29,7 +29,7 @@ from vllm.model_executor.layers.mamba.linear.minimax_linear_attn import linear_a
 from vllm.model_executor.layers.mamba.mamba_mixer2 import mamba_mixer2
 from vllm.model_executor.layers.mamba.short_conv import short_conv
 from vllm.platforms import current_platform
-from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
+from vllm.v1.attention.backends.registry import AttentionBackendEnum, MambaAttentionBackendEnum
 from vllm.v1.kv_cache_interface import (
     ChunkedLocalAttentionSpec,
     KVCacheSpec,
@@ -42,7 +42,15 @@ from prfaas.config_checks import check_salt
 from prfaas.connector.metadata import Load, Step
 from prfaas.connector.vllm.connector import PrfaasConnector, StepMetadata
 from prfaas.connector.vllm.hooks import on_layer_end
-from prfaas.connector.vllm.kv_layout import Rank, block_map, describe, has_one_attention, num_replicas
+from prfaas.connector.vllm.kv_layout import (
+    PLAIN_BACKENDS,
+    Rank,
+    block_map,
+    describe,
+    has_one_attention,
+    num_replicas,
+    packing,
+)
 from prfaas.connector.vllm.request import token_chain
 from prfaas.errors import LayoutError
 from prfaas.hashing import HashChain, root_hash
@@ -173,6 +181,37 @@ def test_a_layer_without_a_cache_is_named() -> None:
     del caches["b"]
     with pytest.raises(LayoutError, match="layer b has no registered KV cache"):
         describe(config, caches, Rank("m", Shard(), 2), packing="p")
+
+
+def _packing(backend: str, *, device: str = "cuda", cache_dtype: str = "auto", assumes_plain: bool = False) -> str:
+    """Return the packing of a layer with one of vLLM's backends."""
+    layer = SimpleNamespace(get_attn_backend=AttentionBackendEnum[backend].get_class)
+    plain = {"cache_dtype": cache_dtype, "device": torch.device(device), "assumes_plain": assumes_plain}
+    return packing({"a": layer}, ["a"], **plain)
+
+
+@pytest.mark.parametrize(
+    ("backend", "options", "is_equal"),
+    [
+        ("TRITON_ATTN", {}, True),
+        ("FLEX_ATTENTION", {"cache_dtype": "fp8"}, True),
+        ("B12X", {}, False),  # All keys of a block come before its values.
+        ("B12X", {"assumes_plain": True}, True),
+        ("TRITON_ATTN", {"cache_dtype": "int4_per_token_head"}, False),
+        ("TRITON_ATTN", {"cache_dtype": "int4_per_token_head", "assumes_plain": True}, False),
+        ("CPU_ATTN", {"device": "cpu", "assumes_plain": True}, False),
+    ],
+)
+def test_attention_backends_are_compared_by_the_order_of_their_bytes(
+    backend: str, options: dict[str, Any], is_equal: bool
+) -> None:
+    assert (_packing(backend, **options) == _packing("FLASH_ATTN", **options)) == is_equal
+
+
+def test_backends_that_are_taken_for_plain_do_not_change_the_spec_of_a_layer() -> None:
+    importable = PLAIN_BACKENDS - {"FLASHINFER", "FLASHINFER_MLA", "CUTLASS_MLA", "FLASH_ATTN_MLA"}  # They need CUDA.
+    for backend in (AttentionBackendEnum[name].get_class() for name in importable):
+        assert backend.customize_spec(attention()) == attention()
 
 
 # The class
