@@ -93,10 +93,9 @@ JUDGED_CACHES: dict[str, Judgement] = {kind.__name__: rule.fields for kind, rule
 }
 _PLAIN_MODES = (KVQuantMode.NONE, KVQuantMode.FP8_PER_TENSOR)
 # Backends that store, for a head and token, the key and then the value, or the latent of MLA. Axes and dtype tell the rest.
-PLAIN_BACKENDS = frozenset(
-    """FLASH_ATTN FLASH_ATTN_DIFFKV FLASHINFER FLEX_ATTENTION TRITON_ATTN TRITON_ATTN_DIFFKV CUTLASS_MLA FLASHINFER_MLA
-    FLASHMLA FLASH_ATTN_MLA TOKENSPEED_MLA TRITON_MLA""".split()
-)
+_PLAIN_NAMES = """FLASH_ATTN FLASH_ATTN_DIFFKV FLASHINFER FLEX_ATTENTION TRITON_ATTN TRITON_ATTN_DIFFKV CUTLASS_MLA
+    FLASHINFER_MLA FLASHMLA FLASH_ATTN_MLA TOKENSPEED_MLA TRITON_MLA"""
+PLAIN_BACKENDS = frozenset(_PLAIN_NAMES.split())
 _PLAIN_DTYPES = ("auto", "float16", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2")
 
 

@@ -186,8 +186,8 @@ def test_a_layer_without_a_cache_is_named() -> None:
 def _packing(backend: str, *, device: str = "cuda", cache_dtype: str = "auto", assumes_plain: bool = False) -> str:
     """Return the packing of a layer with one of vLLM's backends."""
     layer = SimpleNamespace(get_attn_backend=AttentionBackendEnum[backend].get_class)
-    plain = {"cache_dtype": cache_dtype, "device": torch.device(device), "assumes_plain": assumes_plain}
-    return packing({"a": layer}, ["a"], **plain)
+    where = torch.device(device)
+    return packing({"a": layer}, ["a"], cache_dtype=cache_dtype, device=where, assumes_plain=assumes_plain)
 
 
 @pytest.mark.parametrize(
