@@ -194,7 +194,11 @@ def _chain(length: int = NUM_TOKENS) -> HashChain:
 
 @pytest.mark.parametrize(
     ("model", "cut"),
-    [*zip(MODELS, CUTS, strict=True), ("latent", "one rank to four"), ("windows", "equal sizes, other order and lengths")],
+    [
+        *zip(MODELS, CUTS, strict=True),
+        ("latent", "one rank to four"),
+        ("windows", "equal sizes, other order and lengths"),
+    ],
 )
 def test_repacked_blocks_equal_the_readers_own_blocks(site_of: SiteOf, model: str, cut: str) -> None:
     site = site_of(model, *CUTS[cut])
