@@ -8,6 +8,7 @@ blocks and parks the request. The prefill worker computes into these blocks, and
 from __future__ import annotations
 
 import copy
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -91,8 +92,8 @@ class ColocateConnector(KVConnectorBase_V1, SupportsHMA):
         self._manager: PartitionManager
         self._cores: Cores = ()
         self._all_cores = all_cores()
-        self._steps: deque[float] = deque(maxlen=8)  # Seconds of the last decode steps.
-        self._step_started = 0.0
+        self._steps: deque[float] = deque(maxlen=16)  # Seconds of the last decode steps.
+        self._step_started = self._step_ended = 0.0
         self._was_paced = False
         self._partition_settings: PartitionSettings = partition
 
@@ -183,7 +184,9 @@ class ColocateConnector(KVConnectorBase_V1, SupportsHMA):
 
     def _await_step(self, prefill_cores: Cores, *, is_urgent: bool) -> None:
         """Wait until decode's next step has to begin, with prefill on all cores. Then give it its own."""
-        pause = self._manager.pause_seconds(max(self._steps, default=0.0))
+        steps = sorted(self._steps)
+        step_seconds = steps[len(steps) * 3 // 4] if steps else math.inf
+        pause = self._manager.pause_seconds(step_seconds, time.monotonic() - self._step_ended)
         self._prefill.flush(self._all_cores if pause else prefill_cores)
         if pause or self._was_paced:
             self._prefill.lend(self._all_cores, prefill_cores, 0.0 if is_urgent else pause)
@@ -192,8 +195,9 @@ class ColocateConnector(KVConnectorBase_V1, SupportsHMA):
 
     def update_connector_output(self, connector_output: Any) -> None:
         """Replace finished loads by finished prompts."""
+        self._step_ended = time.monotonic()
         if not self._idles:
-            self._steps.append(time.monotonic() - self._step_started)
+            self._steps.append(self._step_ended - self._step_started)
         report = connector_output.kv_connector_worker_meta
         received = set(connector_output.finished_recving or ())
         failed = set(connector_output.failed_recving or ())

@@ -58,6 +58,14 @@ def _busy_nanoseconds(thread: Path) -> int:
     return int((thread / "schedstat").read_text().split()[0])
 
 
+def team_size(num_cores: int, num_all: int) -> int:
+    """Return the threads of prefill on some of the cores: one for each core of all if every core gets equally many.
+
+    Such a team stays when the cores change, which happens in the middle of steps. Its threads wait without spinning.
+    """
+    return num_cores if num_all % num_cores else num_all
+
+
 def resize_team(num_threads: int) -> None:
     """Set the number of OpenMP threads of the calling thread, from the next parallel region on."""
     _set_num_threads(num_threads)

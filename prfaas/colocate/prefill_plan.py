@@ -12,6 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 NULL_BLOCK = 0
+SHARED_STEP_TOKENS = (
+    128  # A step of so many computes about as fast as any other. More would only delay its first prompt.
+)
 
 
 @dataclass(frozen=True)
@@ -108,11 +111,11 @@ class PrefillQueue:
         chunks: list[Chunk] = []
         room = self.chunk_tokens
         is_shared = not any(group.needs_scratch for group in self.groups)
-        while self._orders and room and len(chunks) < (self.max_rows if is_shared else 1):
+        while self._orders and room > 0 and len(chunks) < (self.max_rows if is_shared else 1):
             item = self._orders[0]
             end = self._end(item, room)
             chunks.append(self._chunk(item, end))
-            room -= end - item.computed
+            room = min(room, SHARED_STEP_TOKENS) - (end - item.computed)
             item.computed = end
             if end == item.order.end:
                 self._orders.popleft()

@@ -24,7 +24,7 @@ from vllm.v1.kv_cache_interface import (
 )
 
 from prfaas.colocate.channel import Channel
-from prfaas.colocate.cores import Cores, move_threads, resize_team
+from prfaas.colocate.cores import all_cores, move_threads, resize_team, team_size
 from prfaas.colocate.messages import Cancel, Done, Ping, Ready, UseCores
 from prfaas.colocate.prefill_plan import Chunk, GroupShape, Order, PrefillQueue
 from prfaas.errors import LayoutError
@@ -64,8 +64,8 @@ class Inbox:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._num_cores = 0
-        self._cores: Cores = ()
+        self._num_threads = 0
+        self._cores = self._all_cores = all_cores()
         threading.Thread(target=self._read, name="prfaas-inbox", daemon=True).start()
 
     def _read(self) -> NoReturn:
@@ -91,9 +91,10 @@ class Inbox:
 
     def apply_cores(self) -> None:
         """Adapt the OpenMP team to the cores, between two steps."""
-        if self._num_cores != len(self._cores):
-            self._num_cores = len(self._cores)
-            resize_team(self._num_cores)
+        num_threads = team_size(len(self._cores), len(self._all_cores))
+        if self._num_threads != num_threads:
+            self._num_threads = num_threads
+            resize_team(num_threads)
             move_threads(self._cores)  # Threads that the team has started since.
 
 

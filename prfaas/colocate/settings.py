@@ -8,9 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from prfaas import config
 from prfaas.colocate.partition import PartitionSettings
 from prfaas.model.cost.colocation import ShareTable
-from prfaas.solve.files.profile_file import read_colocation
+from prfaas.solve.files.profile_file import ProfileFile, read_colocation
+
+_GAIN = 0.9  # A smaller gain is within the noise of a profile.
 
 
 def write(
@@ -27,8 +30,20 @@ def read(keys: Mapping[str, Any]) -> tuple[PartitionSettings, dict[str, Any]]:
     Raises:
         ConfigError: The profile cannot be read.
     """
-    table = _share_table(Path(keys["profile"])) if keys["profile"] else None
-    return PartitionSettings(**keys["partition"], table=table), keys["agent"]
+    if not keys["profile"]:
+        return PartitionSettings(**keys["partition"]), keys["agent"]
+    profile = Path(keys["profile"])
+    table = _share_table(profile)
+    return PartitionSettings(**keys["partition"], table=table, decode_spreads=_spreads(profile, table)), keys["agent"]
+
+
+def _spreads(profile: Path, table: ShareTable) -> bool:
+    """Return whether all cores make a step of decode alone faster than a share of them, beside a prefill, does."""
+    alone = {point.batch: point.step for point in config.load_file(ProfileFile, profile).decode.points}
+    steps = dict(zip(table.batches, table.seconds, strict=True))
+    return not alone.keys() & steps.keys() or any(
+        alone[batch] < _GAIN * min(steps[batch]) for batch in alone.keys() & steps.keys()
+    )
 
 
 def _share_table(profile: Path) -> ShareTable:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from prfaas.colocate.cores import core_shares, move_threads, split, spread_threads
+from prfaas.colocate.cores import core_shares, move_threads, split, spread_threads, team_size
 from prfaas.colocate.partition import PartitionManager, PartitionSettings
 from prfaas.model.cost.colocation import ShareTable
 from prfaas.scheduler.colocation import OVERALLOCATED, Partition, StepLoad
@@ -34,6 +34,11 @@ def test_overallocation_gives_both_sides_every_core() -> None:
 @pytest.mark.parametrize(("cores", "shares"), [(2, (0.5,)), (4, (0.25, 0.5, 0.75)), (1, ())])
 def test_a_share_of_a_cpu_is_a_number_of_cores(cores: int, shares: tuple[float, ...]) -> None:
     assert core_shares(cores) == shares
+
+
+@pytest.mark.parametrize(("cores", "threads"), [(1, 8), (4, 8), (8, 8), (3, 3), (7, 7)])
+def test_the_team_of_prefill_stays_where_each_core_gets_equally_many_threads(cores: int, threads: int) -> None:
+    assert team_size(cores, 8) == threads
 
 
 def test_many_cores_are_measured_in_eight_steps_at_most() -> None:
@@ -62,9 +67,16 @@ def test_decode_waits_between_steps_for_what_its_slo_leaves_while_prefill_runs_b
     table = ShareTable((0.5,), (4,), ((0.03,),), (float("inf"),))
     manager = PartitionManager(PartitionSettings(itl_slo_seconds=0.1, table=table), CORES)
     manager.next(BUSY)
-    assert manager.pause_seconds(0.03) == pytest.approx(0.05) and manager.pause_seconds(0.078) == 0.0
+    assert manager.pause_seconds(0.03, 0.01) == pytest.approx(0.04) and manager.pause_seconds(0.03, 0.048) == 0.0
     manager.next(DECODE_ALONE)
-    assert manager.pause_seconds(0.03) == 0.0
+    assert manager.pause_seconds(0.03, 0.0) == 0.0
+
+
+def test_decode_that_gains_nothing_from_all_cores_keeps_its_share_alone_and_does_not_wait() -> None:
+    table = ShareTable((0.25,), (4,), ((0.03,),), (float("inf"),))
+    manager = PartitionManager(PartitionSettings(itl_slo_seconds=0.1, table=table, decode_spreads=False), CORES)
+    assert manager.next(DECODE_ALONE)[0] == (2,) and manager.pause_seconds(0.03, 0.0) == 0.0
+    assert manager.next(PREFILL_ALONE)[1] == CORES
 
 
 def test_decode_does_not_wait_without_a_profile_or_on_a_pinned_share() -> None:
@@ -72,7 +84,7 @@ def test_decode_does_not_wait_without_a_profile_or_on_a_pinned_share() -> None:
     for settings in (PartitionSettings(), PartitionSettings(decode_share=0.5, table=table)):
         manager = PartitionManager(settings, CORES)
         manager.next(BUSY)
-        assert manager.pause_seconds(0.0) == 0.0
+        assert manager.pause_seconds(0.0, 0.0) == 0.0
 
 
 def test_threads_move_in_the_middle_of_a_step_and_the_team_has_the_size_of_its_cores() -> None:

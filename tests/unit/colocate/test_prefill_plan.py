@@ -30,6 +30,14 @@ def test_short_prompts_share_a_step_and_a_long_one_is_cut_where_the_step_is_full
     assert not orders
 
 
+def test_a_prompt_does_not_wait_for_a_long_one_in_the_same_step() -> None:
+    orders = queue(FULL, chunk_tokens=512)
+    orders.add(order("a", 0, 100, tuple(range(1, 26))))
+    orders.add(order("b", 0, 400, tuple(range(26, 126))))
+    steps = [[(chunk.order.request_id, chunk.end) for chunk in orders.next_step()] for _ in range(2)]
+    assert steps == [[("a", 100), ("b", 28)], [("b", 400)]]
+
+
 def test_only_the_first_step_zeroes_the_blocks_that_hold_nothing_yet() -> None:
     orders = queue(FULL)
     orders.add(order("b", 4, 16, (2, 3, 4, 5)))
