@@ -85,9 +85,9 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.colocate", description=__doc__)
     parser.add_argument("--model", type=Path, help="model folder; SmolLM2 if left out")
     parser.add_argument("--profile", type=Path, help="colocation profile, from prfaas-colocate profile")
-    parser.add_argument("--chunks", type=numbers, default=[64, 128, 256], help="chunk sizes of the baseline")
+    parser.add_argument("--chunks", type=numbers, default=[64, 128, 256, 512], help="chunk sizes of the baseline")
     parser.add_argument("--threads", type=numbers, default=[os.cpu_count()], help="OpenMP threads of the baseline")
-    parser.add_argument("--shares", type=numbers, default=[], help="pinned partitions as further baselines")
+    parser.add_argument("--shares", type=numbers, default=[0.5], help="pinned partitions as further baselines")
     parser.add_argument("--systems", default=".", help="regular expression of the systems to measure")
     parser.add_argument(
         "--rates", type=numbers, default=[0.0, 0.5, 0.75, 1.0], help="requests per second; 0: the long prompt"
@@ -97,7 +97,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--long-tokens", type=int, default=2048)
     parser.add_argument("--mean-prompt", type=int, default=512)
     parser.add_argument("--max-tokens", type=int, default=64)
-    parser.add_argument("--itl-targets", type=numbers, default=[0.1, 0.05], help="itl_slo_seconds, one instance each")
+    parser.add_argument(
+        "--itl-targets", type=numbers, default=[0.05, 0.1, 0.2], help="itl_slo_seconds, one instance each"
+    )
     parser.add_argument(
         "--flags", default="--enforce-eager --max-model-len 4096 --max-num-seqs 16", help="flags of vLLM"
     )

@@ -105,8 +105,8 @@ class Client:
         figures = {"itl_p99": percentile(itls, 99), "itl_median": percentile(itls, 50), "ttft": prompt.ttft}
         return {name: round(value, 4) for name, value in figures.items()}
 
-    async def load(self, load: Load, *, seed: int) -> list[tuple[int, float, float]]:
-        """Offer a load; return prompt tokens, TTFT and the 95th percentile of ITL of each request."""
+    async def load(self, load: Load, *, seed: int) -> list[tuple[int, float, float, float]]:
+        """Offer a load; return prompt tokens, TTFT, the 95th percentile of ITL and the longest of each request."""
         requests = []
         started = time.monotonic()
         for arrival, length in load.arrivals(seed):
@@ -114,5 +114,11 @@ class Client:
             requests.append(asyncio.ensure_future(self.ask(length, load.max_tokens)))
         timings = await asyncio.gather(*requests)
         return [
-            (item.num_prompt_tokens, round(item.ttft, 3), round(percentile(item.itls(), 95), 4)) for item in timings
+            (
+                item.num_prompt_tokens,
+                round(item.ttft, 3),
+                round(percentile(item.itls(), 95), 4),
+                round(max(item.itls()), 4),
+            )
+            for item in timings
         ]
