@@ -54,7 +54,7 @@ class Channel:
         """Wait for the next message."""
         return pickle.loads(self._connection.recv_bytes())  # noqa: S301
 
-    def has_message(self, timeout_seconds: float = 0.0) -> bool:
+    def has_message(self, timeout_seconds: float | None = 0.0) -> bool:
         """Return whether a message, or the loss of the peer, is waiting."""
         return self._connection.poll(timeout_seconds)
 

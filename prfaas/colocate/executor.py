@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]  # noqa: TID251 (vLLM names methods by functions)
+from vllm import envs
 from vllm.v1.executor.abstract import Executor
 
 from prfaas.colocate.channel import START_SECONDS, Channel
@@ -24,7 +25,16 @@ class PendingAnswer(Future[Any]):
         self._channel, self._is_single = channel, is_single
 
     def result(self, timeout: float | None = None) -> Any:
+        """Return the answer.
+
+        Raises:
+            TimeoutError: The step takes longer than vLLM allows. The engine ends with this error.
+        """
         if not self.done():
+            # Calls to all workers load and compile, which may take any time.
+            timeout = envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS if self._is_single else timeout
+            if not self._channel.has_message(timeout):
+                raise TimeoutError("the decode worker does not answer")
             answer = self._channel.receive()
             if isinstance(answer, Exception):
                 self.set_exception(answer)

@@ -82,7 +82,10 @@ class PrefillClient:
             self._receive()
         now = self._clock()
         if self._channel is None or not self._process:
-            if (self._orders and self._channel is None) or now - self._started_at > START_SECONDS:
+            is_late = now - self._started_at > START_SECONDS
+            if is_late and self._channel is not None:
+                log.warning("prefill_worker.late", seconds=round(now - self._started_at, 1))
+            if is_late or (self._orders and self._channel is None):
                 self._start()
             return
         if self._orders and not self._is_silent and now - self._pinged_at > PING_SECONDS:

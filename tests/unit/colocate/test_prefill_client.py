@@ -192,7 +192,9 @@ def test_decode_computes_prompts_while_no_worker_starts(
     assert client.accepts_orders()
 
 
-def test_a_start_that_takes_too_long_is_tried_again(server: ChannelServer, client: PrefillClient, clock: Clock) -> None:
+def test_a_start_that_takes_too_long_is_tried_again_and_said(
+    server: ChannelServer, client: PrefillClient, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
     hanging = server.accept()
     clock.advance(START_SECONDS + 0.1)
     client.flush((0,))
@@ -200,7 +202,7 @@ def test_a_start_that_takes_too_long_is_tried_again(server: ChannelServer, clien
     with pytest.raises(EOFError):
         hanging.receive()
     _worker(server, client)
-    assert client.accepts_orders()
+    assert client.accepts_orders() and "prefill_worker.late" in caplog.text
 
 
 def test_without_a_fork_server_prompts_are_refused_and_nothing_blocks(
