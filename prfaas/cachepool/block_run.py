@@ -53,13 +53,6 @@ class BlockRun:
         """Return the length of the chain up to the end of a block."""
         return self.num_tokens + position * self.block_tokens
 
-    @property
-    def tokens_above(self) -> int:
-        """Length of the chain up to the end of the block that the first block depends on."""
-        if self.above is not None and self.above[1] == self.hashes[0]:
-            return self.num_tokens
-        return self.num_tokens - (self.num_tokens % self.block_tokens or self.block_tokens)
-
     def position_of(self, block_hash: BlockHash) -> int:
         """Return a block's position. The last block is found at once."""
         return len(self.hashes) - 1 if self.hashes[-1] == block_hash else self.hashes.index(block_hash)

@@ -43,7 +43,9 @@ class Candidates:
             heap = self._heaps.setdefault(view, [])
             heapq.heappush(heap, (last_used, self._next_serial, run))
             if len(heap) > 2 * len(self._serials) + 64:
-                self._compact(view)
+                live = [entry for entry in heap if self._serials.get(entry[2]) == entry[1]]
+                heapq.heapify(live)
+                self._heaps[view] = live
 
     def discard(self, run: BlockRun) -> None:
         """Remove a run whose tail may not leave for now."""
@@ -62,11 +64,6 @@ class Candidates:
     def drop_view(self, view: str) -> None:
         """Forget a view that has no live runs left."""
         self._heaps.pop(view, None)
-
-    def _compact(self, view: str) -> None:
-        heap = [entry for entry in self._heaps[view] if self._serials.get(entry[2]) == entry[1]]
-        heapq.heapify(heap)
-        self._heaps[view] = heap
 
 
 @dataclass(frozen=True)
@@ -132,14 +129,11 @@ class Capacity:
         account = self._by_name.get(name)
         if account is None:
             if len(self._by_name) >= MAX_ACCOUNTS:
-                self._forget_empty()
+                for empty in [account for account in self._by_name.values() if not account.used_bytes]:
+                    self.candidates.drop_view(self._by_name.pop(empty.name).view)
             share = self._shares.each_tenant if own_name is None else self._shares.of_tenants[own_name]
             account = self._by_name[name] = TenantAccount(name, int(self.budget_bytes * share))
         return account
-
-    def _forget_empty(self) -> None:
-        for account in [account for account in self._by_name.values() if not account.used_bytes]:
-            self.candidates.drop_view(self._by_name.pop(account.name).view)
 
     def tenant_bytes(self) -> dict[str, int]:
         """Return the bytes of each tenant with a limit. Any thread may call this."""

@@ -42,7 +42,7 @@ class SlotTable:
         self.states: tuple[dict[BlockHash, dict[BlockHash, int]], ...] = tuple({} for _ in groups)
         self.barred: set[int] = set()  # Slots in use whose contents nobody finds or gets until they are free.
         self.awaited: tuple[dict[BlockHash, int], ...] = tuple({} for _ in groups)  # Children of absent blocks.
-        self._is_state = tuple(group.is_state for group in groups)
+        self.is_state = tuple(group.is_state for group in groups)
         self._first_attention = next((i for i, group in enumerate(groups) if group.keeps_all_tokens), None)
 
     @property
@@ -54,9 +54,6 @@ class SlotTable:
     def num_blocks(self) -> int:
         """Slots that hold prefix blocks."""
         return sum(map(len, self.by_hash))
-
-    def is_state(self, group: int) -> bool:
-        return self._is_state[group]
 
     def num_fresh(self, num_slots: int) -> int:
         """Return how many of the next `num_slots` slots would need new pages."""
@@ -161,7 +158,7 @@ class SlotTable:
         """Return whether none of these blocks is here, and none of the slots holds another block."""
         distinct = set(hashes)
         return (
-            not self.is_state(group)
+            not self.is_state[group]
             and len(distinct) == len(hashes)
             and parent not in distinct
             and self.by_hash[group].keys().isdisjoint(distinct)
@@ -176,7 +173,7 @@ class SlotTable:
         group, parent, start = first.group, first.parent, 0
         self.by_hash[group].update(zip(hashes, taken, strict=True))
         block_tokens = self.arena.layout.groups[group].block_tokens
-        if self.is_state(group):
+        if self.is_state[group]:
             self.states[group].setdefault(parent, {})[hashes[0]] = first.num_tokens
         run = self._growing_run(first, above)
         while start < len(taken):
@@ -229,7 +226,7 @@ class SlotTable:
         Afterwards the runs depend on nothing, and nothing depends on them.
         """
         found = [run for run in self.runs() if not self.is_forgotten(run)]
-        found.sort(key=lambda run: (run.num_tokens, self.is_state(run.group)), reverse=True)
+        found.sort(key=lambda run: (run.num_tokens, self.is_state[run.group]), reverse=True)
         for run in found:
             run.above = None
             run.children.clear()

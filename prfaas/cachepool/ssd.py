@@ -182,7 +182,9 @@ class SsdTier:
     def pump(self) -> None:
         """Begin as many reads, then writes, as the threads and the write budget allow."""
         while self._to_read and len(self._reading) < NUM_THREADS:
-            self._begin_read(self._to_read.popleft())
+            job = self._to_read.popleft()
+            self._reading.add(job)
+            self._threads.submit(self._read, job)
         now = time.monotonic()
         while self._to_write and len(self._writing) < NUM_THREADS and self._write_budget.has_room(now):
             if not self._begin_write(self._to_write[0]):
@@ -276,10 +278,6 @@ class SsdTier:
         for job in unread:
             self.pool.end_lease(job.lease)
             job.done(False)
-
-    def _begin_read(self, job: _ReadJob) -> None:
-        self._reading.add(job)
-        self._threads.submit(self._read, job)
 
     def _read(self, job: _ReadJob) -> None:
         """Read a block, on a thread."""

@@ -19,10 +19,6 @@ SERVICE_NAME: str = SERVICE.full_name
 SCALER_SERVICE = externalscaler_pb2.DESCRIPTOR.services_by_name["ExternalScaler"]  # Of KEDA.
 
 
-def _path(name: str) -> str:
-    return f"/{SERVICE_NAME}/{name}"
-
-
 def server_handlers(implementations: Mapping[str, Callable[..., Any]], *, service: Any = SERVICE) -> Any:
     """Return gRPC's generic handler of a service.
 
@@ -63,7 +59,7 @@ def client_calls(channel: Any) -> dict[str, Any]:
             (True, True): channel.stream_stream,
         }[method.client_streaming, method.server_streaming]
         calls[method.name] = kind(
-            _path(method.name),
+            f"/{SERVICE_NAME}/{method.name}",
             request_serializer=lambda message: message.SerializeToString(),
             response_deserializer=message_factory.GetMessageClass(method.output_type).FromString,
         )

@@ -204,19 +204,13 @@ class Reporter:
     async def _send_figures(self, channel: Channel, figures: Callable[[], Figures]) -> None:
         sent, due, loop = Figures(), 0.0, asyncio.get_running_loop()
         while True:
-            current = figures()
+            current, node = figures(), self._node
             if current != sent or loop.time() >= due:
-                await channel.call("ReportLinks", self._figures_message(current), timeout_seconds=_CALL_SECONDS)
+                links, engines = map(link_message, current.links), map(load_message, current.engines)
+                request = pb.ReportLinksRequest(node=node.name, epoch=node.epoch, links=links, engines=engines)
+                await channel.call("ReportLinks", request, timeout_seconds=_CALL_SECONDS)
                 sent, due = current, loop.time() + _FIGURES_SECONDS
             await asyncio.sleep(_LOOK_SECONDS)
-
-    def _figures_message(self, figures: Figures) -> pb.ReportLinksRequest:
-        return pb.ReportLinksRequest(
-            node=self._node.name,
-            epoch=self._node.epoch,
-            links=map(link_message, figures.links),
-            engines=map(load_message, figures.engines),
-        )
 
     async def _send_outcomes(self, channel: Channel) -> None:
         while True:

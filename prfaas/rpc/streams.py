@@ -6,6 +6,7 @@ all waiting callers get the error.
 """
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from itertools import islice
 from typing import Any, Literal, NamedTuple
@@ -82,7 +83,9 @@ class QuestionStream:
         except PrfaasError as error:
             failure = error
         finally:
-            self._fail(failure)
+            for future in self._waiting.values():
+                if not future.done():
+                    future.set_exception(failure)
 
     async def _stream(self) -> None:
         call = self._channel.stream("Ask", self._messages())
@@ -108,7 +111,9 @@ class QuestionStream:
                 yield self._next_message()
             else:
                 self._fresh.clear()
-                await self._wait()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_LOOK_SECONDS):
+                        await self._fresh.wait()
 
     def _next_message(self) -> pb.Question:
         """Return the oldest query with as many further ones as a message may hold, and mark them as sent."""
@@ -121,18 +126,6 @@ class QuestionStream:
             query.write(message.further.add() if message.id else message)
             del self._unsent[number]
         return message
-
-    async def _wait(self) -> None:
-        try:
-            async with asyncio.timeout(_LOOK_SECONDS):
-                await self._fresh.wait()
-        except TimeoutError:
-            pass
-
-    def _fail(self, failure: PrfaasError) -> None:
-        for future in self._waiting.values():
-            if not future.done():
-                future.set_exception(failure)
 
     async def close(self) -> None:
         if self._session is not None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
-from typing import TypeVar, get_args
+from typing import Any, TypeVar, get_args
 
 import msgpack
 
@@ -29,6 +29,7 @@ from prfaas.types import (
 )
 
 Word = TypeVar("Word", bound=str)
+Record = TypeVar("Record", LinkFigures, EngineLoad)
 _CLUSTER_KINDS: tuple[ClusterKind, ...] = get_args(ClusterKind)
 _ROLES: tuple[InstanceRole, ...] = get_args(InstanceRole)
 _TIERS: tuple[Tier, ...] = get_args(Tier)
@@ -68,7 +69,10 @@ def node_from(message: pb.Node) -> Node:
         message.wire_address,
         message.epoch,
         layouts,
-        tuple(_engine(engine) for engine in message.engines),
+        tuple(
+            Engine(InstanceId(engine.instance), engine.url, _word(_ROLES, engine.role, "role"), engine.model)
+            for engine in message.engines
+        ),
     )
 
 
@@ -97,10 +101,6 @@ def ordered_role_from(word: str) -> InstanceRole | None:
         IndexRefusal: the word is not a role.
     """
     return None if word == ANNOUNCED else _word(_ROLES, word, "role")
-
-
-def _engine(message: pb.Engine) -> Engine:
-    return Engine(InstanceId(message.instance), message.url, _word(_ROLES, message.role, "role"), message.model)
 
 
 def batch_message(sequence: int, announcements: Iterable[Announcement], *, reset: bool = False) -> pb.Batch:
@@ -191,25 +191,16 @@ def load_message(load: EngineLoad) -> pb.EngineLoad:
     return pb.EngineLoad(**vars(load))
 
 
-_LINK_FIELDS = tuple(field.name for field in fields(LinkFigures))
-
-
 def figures_from(links: Iterable[pb.LinkFigures], engines: Iterable[pb.EngineLoad]) -> Figures:
-    return Figures(tuple(map(_link, links)), tuple(map(_load, engines)))
-
-
-def _link(message: pb.LinkFigures) -> LinkFigures:
-    return LinkFigures(*(getattr(message, name) for name in _LINK_FIELDS))
-
-
-def _load(message: pb.EngineLoad) -> EngineLoad:
-    return EngineLoad(
-        InstanceId(message.instance),
-        message.num_running,
-        message.num_waiting,
-        message.kv_usage_ratio,
-        message.is_silent,
+    return Figures(
+        tuple(_with_fields_of(link, LinkFigures) for link in links),
+        tuple(_with_fields_of(load, EngineLoad) for load in engines),
     )
+
+
+def _with_fields_of(message: Any, kind: type[Record]) -> Record:
+    """Decode a message into the class whose fields have the same names."""
+    return kind(*(getattr(message, field.name) for field in fields(kind)))
 
 
 def query_from(message: pb.MatchRequest) -> Query:

@@ -75,6 +75,6 @@ def _check_chains(slots: SlotTable, runs: Sequence[BlockRun]) -> None:
     assert not kept.keys() & {(run.group, key) for run in runs for key in run.hashes}, "a stored block is awaited"
     kept |= {(run.group, run.hashes[at]): number for run in runs for at, number in run.children.items()}
     assert dict(counted) == kept, "counts of children differ from the chains"
-    states = {(run.group, run.parent, run.hashes[0]) for run in runs if slots.is_state(run.group)}
+    states = {(run.group, run.parent, run.hashes[0]) for run in runs if slots.is_state[run.group]}
     listed = {(g, unit, key) for g, table in enumerate(slots.states) for unit, keys in table.items() for key in keys}
     assert states == listed, "states are not found under their last unit"

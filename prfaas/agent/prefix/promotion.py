@@ -97,11 +97,10 @@ def promote(
     pool: Pool, ssd: SsdTier | None, plan: TransferPlan, arenas: tuple[Arena, ...], *, done: Done
 ) -> Promotion | None:
     """Return the promotion of a plan's blocks, not begun; None if a block is nowhere or memory is short."""
-    if ssd is None or not all(_holds_all(LocalHoldings(pool, ssd, arena), plan) for arena in arenas):
+    if ssd is None:
+        return None
+    ranks = [LocalHoldings(pool, ssd, arena) for arena in arenas]
+    if not all(all(rank.have(blocks.group, blocks.hashes)) for rank in ranks for blocks in plan.groups):
         return None
     placement = place(pool, plan, arenas)
     return None if placement is None else Promotion(placement, ssd, done)
-
-
-def _holds_all(holdings: LocalHoldings, plan: TransferPlan) -> bool:
-    return all(all(holdings.have(blocks.group, blocks.hashes)) for blocks in plan.groups)

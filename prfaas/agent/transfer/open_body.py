@@ -84,7 +84,7 @@ class OpenBody:
             fingerprints = tuple(fields.octets(FINGERPRINT_BYTES) for _ in fields.items(MAX_RANKS))
             packed = fields.packed(max_bytes=MAX_LAYOUTS_BYTES)
             layouts = _read_layouts(packed) if wants_layouts(fingerprints, len(packed)) else ()
-            groups = _groups(fields) if kind == "transfer" else ()
+            groups = unpack_groups([_group(fields) for _ in fields.items(MAX_LAYERS)]) if kind == "transfer" else ()
             copied = _copied(fields) if kind == "copy" else None
             trace = fields.text(MAX_TRACE_BYTES) if has_trace else ""
             if not fingerprints:
@@ -116,10 +116,6 @@ def _read_layouts(packed: memoryview) -> tuple[Layout, ...]:
     with fields_of(packed, reason="open_body", what="not layouts of this version") as fields:
         # Unpacking takes up to eighty times the bytes.
         return tuple(Layout.from_dict(fields.any(dict, max_bytes=MAX_LAYOUT_BYTES)) for _ in fields.items(MAX_RANKS))
-
-
-def _groups(fields: Fields) -> tuple[GroupBlocks, ...]:
-    return unpack_groups([_group(fields) for _ in fields.items(MAX_LAYERS)])
 
 
 def _group(fields: Fields) -> list[object]:

@@ -62,7 +62,8 @@ def examine(patient: Patient) -> list[Finding]:
             load(check=patient.check)
             findings.append(good("configuration", str(path), "accepted at the start"))
         except ConfigError as error:
-            findings.append(_misconfigured(path, error))
+            remedy = f"correct the file; prfaas config check {path}"
+            findings.append(bad("configuration", str(path), str(error), remedy=remedy))
     agent: AgentConfig | None = loaded.get("agent")
     findings += tcp_findings(machine, congestion_control=LinkConfig().congestion_control)
     if agent:
@@ -75,10 +76,6 @@ def examine(patient: Patient) -> list[Finding]:
     is_named = "manager" in loaded or pages != default(ConsoleConfig, "pages")
     findings += [network.clock_finding(page, is_named=is_named, timeout_seconds=seconds, tls=tls) for page in pages]
     return findings
-
-
-def _misconfigured(path: Path, error: ConfigError) -> Finding:
-    return bad("configuration", str(path), str(error), remedy=f"correct the file; prfaas config check {path}")
 
 
 def _client_tls(settings: Any) -> ssl.SSLContext | None:

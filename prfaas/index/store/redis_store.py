@@ -108,7 +108,8 @@ class RedisStore:
             self._tail = _connect(url, timeout_seconds + MAX_WAIT_SECONDS)
         except ValueError as error:
             raise ConfigError(f"redis_url: {error}; write {_FORMS}") from error
-        self._scripts = {name: self._client.register_script(_lua(name)) for name in _SCRIPTS}
+        lua = importlib.resources.files("prfaas.index") / "lua"
+        self._scripts = {name: self._client.register_script((lua / f"{name}.lua").read_text()) for name in _SCRIPTS}
 
     async def check(self) -> None:
         """Check that this Redis can hold the record.
@@ -293,10 +294,6 @@ _SCRIPTS = ("acquire", "release", "append", "tail", "commit_snapshot", "put")
 def writer_address(owner: str) -> str:
     """Return the address in an owner string, which is "<address> <name and random> <URL of its page>"."""
     return owner.split(" ")[0]
-
-
-def _lua(name: str) -> str:
-    return importlib.resources.files("prfaas.index").joinpath("lua", f"{name}.lua").read_text()
 
 
 def _text(value: bytes | str) -> str:

@@ -257,16 +257,14 @@ class GrpcServer:
         sent: dict[TransferId, pb.Command] = {}
         while True:
             version = self._copies.version
-            commands = self._commands_of(AgentName(request.node))
-            for command_id, command in commands.items():
-                if sent.get(command_id) != command:  # New, or with another priority.
-                    yield command
+            pending = self._copies.commands_of(AgentName(request.node))
+            commands = {command.transfer_id: command_message(command) for command in pending}
+            for command_id, message in commands.items():
+                if sent.get(command_id) != message:  # New, or with another priority.
+                    yield message
             sent = commands
             while self._copies.version == version:  # noqa: ASYNC110 - orders are synchronous
                 await asyncio.sleep(_WATCH_POLL_SECONDS)
-
-    def _commands_of(self, node: AgentName) -> dict[TransferId, pb.Command]:
-        return {command.transfer_id: command_message(command) for command in self._copies.commands_of(node)}
 
     async def _report_commands(self, request: pb.ReportCommandsRequest, who: str) -> pb.ReportCommandsResponse:
         _check_speaks_for_itself(who, request.node)

@@ -20,7 +20,7 @@ from prfaas.manager.state.quiescence import requests_by_instance, unreported_ins
 from prfaas.manager.state.world import World, leaving_record, role_record, staying_record
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.rpc.translate import ordered_role_from, prefix_from
-from prfaas.types import AgentName, ClusterName, InstanceRole
+from prfaas.types import AgentName, InstanceRole
 
 Action = Literal["drain", "undrain", "set_role"]
 MAX_ACTIONS = 200
@@ -219,20 +219,15 @@ class Operations:
         if node.cluster_kind == "prfaas" and role not in ("prefill", None):
             raise IndexRefusal("malformed", f"{node.name} is in a PrfaaS cluster, where all instances prefill")
         after = [role or engine.role for engine in self._world.live_node(node.name).engines]
-        if node.cluster_kind == "pd" and not {"decode", "both"} & {
-            *after,
-            *self._roles_of_others(node.name, node.cluster),
-        }:
+        others = {
+            engine.role
+            for peer in self._world.live()
+            if peer.node.cluster == node.cluster and peer.node.name != node.name
+            for engine in peer.node.engines
+        }
+        if node.cluster_kind == "pd" and not {"decode", "both"} & {*after, *others}:
             raise IndexRefusal("malformed", f"no instance of {node.cluster} would decode")
         return after
-
-    def _roles_of_others(self, name: AgentName, cluster: ClusterName) -> set[InstanceRole]:
-        return {
-            engine.role
-            for member in self._world.live()
-            if member.node.cluster == cluster and member.node.name != name
-            for engine in member.node.engines
-        }
 
 
 def check_is_no_node(world: World, who: str) -> None:

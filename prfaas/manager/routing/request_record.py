@@ -92,7 +92,9 @@ class RequestRecord:
             "num_hidden": len(within) - len(rows),
             "num_counted": int(np.count_nonzero(rows["prompt_tokens"])),
             "prompt_tokens": int(rows["prompt_tokens"].sum()),
-            "outcomes": _counts(rows["outcome"], OUTCOMES),
+            "outcomes": dict(
+                zip(OUTCOMES, np.bincount(rows["outcome"], minlength=len(OUTCOMES)).tolist(), strict=True)
+            ),
             "ttft": {route: _first_tokens(rows[rows["route"] == number]) for number, route in enumerate(ROUTES[:2])},
             "choices": self._choices(within),
             "steps": {
@@ -142,10 +144,6 @@ def _first_tokens(rows: Rows) -> dict[str, Any]:
         "num_divided": len(divided),
         "phases": {phase: float(mean) for phase, mean in zip(PHASES, means, strict=True) if mean},
     }
-
-
-def _counts(column: Rows, names: tuple[str, ...]) -> dict[str, int]:
-    return dict(zip(names, np.bincount(column, minlength=len(names)).tolist(), strict=True))
 
 
 def _per_step(places: Rows, num_steps: int, weights: Rows | None = None) -> list[float]:

@@ -40,19 +40,17 @@ class Sessions:
 
     def expire(self, now: float) -> None:
         """Drop sessions that are idle for too long, and the oldest beyond the limit."""
-        while self._sessions and (
-            len(self._sessions) > self._max_sessions or self._oldest() <= now - self._expiry_seconds
-        ):
-            self._drop(next(iter(self._sessions)))
+        while self._sessions:
+            oldest, (at, _) = next(iter(self._sessions.items()))
+            if len(self._sessions) <= self._max_sessions and at > now - self._expiry_seconds:
+                return
+            self._drop(oldest)
 
     def _drop(self, key: tuple[str, str]) -> None:
         _, session = self._sessions.pop(key)
         self._counts[session.agent] -= 1
         if not self._counts[session.agent]:
             del self._counts[session.agent]
-
-    def _oldest(self) -> float:
-        return next(iter(self._sessions.values()))[0]
 
     def by_agent(self) -> Mapping[AgentName, int]:
         """Return the number of conversations whose last turn each node answered."""

@@ -37,16 +37,13 @@ class ClientBudget:
         if left < 0:
             metrics.CLIENT_REFUSALS.labels(reason=self._resource).inc()
             return False
-        if left < self._reserve and self._held[client] + amount > self._equal_share():
+        equal_share = self.total // max(2, len(self._held))  # One more client is expected beside a lone one.
+        if left < self._reserve and self._held[client] + amount > max(self._least, equal_share):
             metrics.CLIENT_REFUSALS.labels(reason=f"{self._resource}_of_client").inc()
             return False
         self._held[client] += amount
         self._num_held += amount
         return True
-
-    def _equal_share(self) -> int:
-        """Return each client's share of the limit. One more client is expected beside a lone one."""
-        return max(self._least, self.total // max(2, len(self._held)))
 
     def give_back(self, client: str, amount: int = 1) -> None:
         """Take back what a client holds."""

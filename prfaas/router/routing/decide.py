@@ -44,7 +44,7 @@ class DecisionMaker:
         if request.prompt is None or own.decode is None or request.facts.obstacle is not None:
             return RoutePlan(own, request.facts, snapshot)
         identity = self._fleet[own.decode].identity
-        chain = _hash_chain(identity, request.prompt, request.tenant)
+        chain = HashChain(root_hash(identity, request.tenant.encode()), request.prompt[:-1])  # The last token stays.
         if self._manager is not None:
             made = await self._manager.decide(identity, chain, request, snapshot)
             if made is not None:
@@ -85,8 +85,3 @@ class DecisionMaker:
             expires_at=time.time() + self._config.transfer_deadline,
         )
         return grants.to_text(grants.sign(grant, self._grant_key))
-
-
-def _hash_chain(model: str, prompt: list[int], tenant: str) -> HashChain:
-    """Return the hashes of the tokens that are transferred: all but the last."""
-    return HashChain(root_hash(model, tenant.encode()), prompt[:-1])

@@ -245,13 +245,14 @@ class RequestRecord:
             was_forwarded = self.path and (self.ttft_seconds is not None or not self.status)
             words = "it needs no decision" if was_forwarded else "it was refused before a decision"
             return fields | {"explanation": words}
+        is_own = self.plan.decided_by == "router"  # A manager has the rest on its own page.
         return fields | {
             "explanation": self._words(self.plan),
             "failures": [f"{failure.reason}: {failure.message}" for failure in self.failures],
-            "snapshot": self.plan.snapshot.to_dict() if self.plan.decided_by == "router" else None,
+            "snapshot": self.plan.snapshot.to_dict() if is_own else None,
             "facts": self.plan.facts.to_dict(),
             "phases": self._phases(self.plan.decision.route),
-            **self._decided_alone(self.plan),
+            **(describe(self.plan.snapshot, self.plan.facts, self.plan.decision) if is_own else {}),
         }
 
     def _phases(self, route: str) -> Phases:
@@ -260,10 +261,6 @@ class RequestRecord:
             return {}
         decide, prefill = self.decide_seconds or 0.0, self.prefill_seconds or 0.0
         return router_phases(route, self.ttft_seconds, decide_seconds=decide, prefill_seconds=prefill)
-
-    def _decided_alone(self, plan: RoutePlan) -> dict[str, Any]:
-        """Return what only the deciding component knows; a manager has it on its own page."""
-        return describe(plan.snapshot, plan.facts, plan.decision) if plan.decided_by == "router" else {}
 
     def _words(self, plan: RoutePlan) -> str:
         words = [f"{plan.decision.route}: {explain(plan.decision, plan.facts)}"]

@@ -68,8 +68,12 @@ class Packer:
     """Packs and unpacks chunks. Compressors keep state, so each thread needs its own."""
 
     def __init__(self) -> None:
-        self._compress: dict[str, Callable[[bytes], bytes]] = {"lz4": _lz4_compress}
-        self._decompress: dict[int, Callable[[memoryview, int], bytes]] = {1: _lz4_decompress}
+        self._compress: dict[str, Callable[[bytes], bytes]] = {
+            "lz4": lambda plane: lz4.block.compress(plane, store_size=False)
+        }
+        self._decompress: dict[int, Callable[[memoryview, int], bytes]] = {
+            1: lambda packed, num_bytes: lz4.block.decompress(packed, uncompressed_size=num_bytes)
+        }
         if zstandard is not None:
             self._compress["zstd"] = zstandard.ZstdCompressor(level=ZSTD_LEVEL, write_content_size=True).compress
             self._decompress[2] = _zstd_decompress(zstandard.ZstdDecompressor())
@@ -139,16 +143,6 @@ def read_head(payload: bytes | bytearray) -> PackedHead:
     if max(used) > raw_bytes // width or PACKED_HEAD_BYTES + sum(used) != len(payload):
         raise RemoteProtocolError("packing", f"planes of {used} bytes in a frame of {len(payload)}")
     return PackedHead(raw_bytes, codec, width, used)
-
-
-def _lz4_compress(plane: bytes) -> bytes:
-    packed: bytes = lz4.block.compress(plane, store_size=False)
-    return packed
-
-
-def _lz4_decompress(packed: memoryview, num_bytes: int) -> bytes:
-    plane: bytes = lz4.block.decompress(packed, uncompressed_size=num_bytes)
-    return plane
 
 
 def _zstd_decompress(decompressor: Any) -> Callable[[memoryview, int], bytes]:
