@@ -50,11 +50,7 @@ class HashChain:
     """Hashes of one prompt. `units[i]` covers tokens [0, 16·(i+1)); `at` hashes any length."""
 
     def __init__(
-        self,
-        root: BlockHash,
-        token_ids: Sequence[int],
-        *,
-        extra_keys: Mapping[int, bytes] | None = None,
+        self, root: BlockHash, token_ids: Sequence[int], *, extra_keys: Mapping[int, bytes] | None = None
     ) -> None:
         """Hash `token_ids`. `extra_keys[i]` is mixed into unit i, such as the content hash of an image that begins there."""
         self.root = root

@@ -70,11 +70,7 @@ class PeerRateConfig:
     """Rate limit for transfers to some peers."""
 
     peers: str = setting("text", required=True, doc="Agent name, or a pattern such as tokyo-*.")
-    max_rate: float = setting(
-        "rate",
-        default=0.0,
-        doc="Rate of all matching peers together; 0: no limit.",
-    )
+    max_rate: float = setting("rate", default=0.0, doc="Rate of all matching peers together; 0: no limit.")
     each: bool = setting("flag", default=False, doc="Separate limit for each peer.")
 
 
@@ -116,9 +112,7 @@ class AgentConfig:
     )
     transfer_ratio: float = setting("ratio", default=0.5, doc="Share of the pool for transfers in flight.")
     tenant_ratio: float = setting(
-        "ratio",
-        default=1.0,
-        doc="Largest share of the prefix blocks for each tenant outside `tenants`; 1: no limit.",
+        "ratio", default=1.0, doc="Largest share of the prefix blocks for each tenant outside `tenants`; 1: no limit."
     )
     tenants: tuple[TenantShareConfig, ...] = setting(
         records(TenantShareConfig), default=(), doc="Shares of single tenants, guaranteed if they add up to at most 1."
@@ -148,9 +142,7 @@ class AgentConfig:
         doc="Longest silence of a peer: a transfer fails after this time without a connection or a sign of life.",
     )
     open_timeout_seconds: float = setting(
-        "seconds",
-        default=5.0,
-        doc="Longest wait for a transfer that its sender has not opened.",
+        "seconds", default=5.0, doc="Longest wait for a transfer that its sender has not opened."
     )
     fetch_from: tuple[str, ...] = setting(
         "text_list",
@@ -158,9 +150,7 @@ class AgentConfig:
         doc="Agents (name=host:port) that this agent dials to receive from, because they cannot dial.",
     )
     dialled_by: tuple[str, ...] = setting(
-        "text_list",
-        default=(),
-        doc="Agents with this agent in `fetch_from`; never dialled by this agent.",
+        "text_list", default=(), doc="Agents with this agent in `fetch_from`; never dialled by this agent."
     )
     managers: tuple[str, ...] = setting("text_list", default=(), doc="Managers (host:port) to report to; empty: none.")
     traces_endpoint: str = setting("text", default="", doc=SETTING_DOC)

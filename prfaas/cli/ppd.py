@@ -36,10 +36,7 @@ def _parser() -> argparse.ArgumentParser:
         help="router whose managers have local_policy: static and local_turns_ratio: 0",
     )
     build.add_argument(
-        "--local",
-        required=True,
-        metavar="URL",
-        help="router whose managers have the same with local_turns_ratio: 1",
+        "--local", required=True, metavar="URL", help="router whose managers have the same with local_turns_ratio: 1"
     )
     build.add_argument("--model", required=True, help="served model name")
     build.add_argument("--out", required=True, type=Path, metavar="FILE", help="where the table goes")

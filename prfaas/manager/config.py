@@ -65,9 +65,7 @@ class ManagerConfig:
         "address", default="127.0.0.1:7411", doc="HTTP: the dashboard, /metrics, /healthz, /readyz, /state, /digests."
     )
     advertise: str = setting(
-        "text",
-        default="",
-        doc="host:port of `listen` for agents of other machines; empty: `listen` itself.",
+        "text", default="", doc="host:port of `listen` for agents of other machines; empty: `listen` itself."
     )
     secret_file: Path = setting("path", required=True, doc="File with the deployment's secret, at least 32 bytes.")
     operators: tuple[str, ...] = setting(
@@ -76,9 +74,7 @@ class ManagerConfig:
         doc="Names that may change the deployment; with TLS, names of client certificates.",
     )
     redis_url: str = setting(
-        "text",
-        default="",
-        doc="redis://, rediss:// or redis+sentinel://host:port,…/name; empty: an embedded Redis.",
+        "text", default="", doc="redis://, rediss:// or redis+sentinel://host:port,…/name; empty: an embedded Redis."
     )
     redis_directory: Path | None = setting(
         "path",
@@ -103,9 +99,7 @@ class ManagerConfig:
         doc="Threshold t: a PrfaaS cluster prefills prompts with more uncached tokens. A plan takes precedence.",
     )
     deployment: Path | None = setting(
-        "path",
-        default=None,
-        doc="YAML file of the deployment, as for prfaas-solve, for plans. Extra `site`.",
+        "path", default=None, doc="YAML file of the deployment, as for prfaas-solve, for plans. Extra `site`."
     )
     plan_seconds: float = setting(
         "seconds",
@@ -162,16 +156,12 @@ class ManagerConfig:
     )
     max_transfer_bytes: int = setting("bytes", default=64 << 30, doc="Largest KV of one transfer.")
     rebalance_bytes_per_second: float = setting(
-        "rate",
-        default=125_000_000.0,
-        doc="Egress budget of each cluster for copies of hot prefixes; 0Gbps: no copies.",
+        "rate", default=125_000_000.0, doc="Egress budget of each cluster for copies of hot prefixes; 0Gbps: no copies."
     )
     traces_endpoint: str = setting("text", default="", doc=SETTING_DOC)
     tls: TlsConfig = setting(record(TlsConfig), formerly=("tls_*",), doc=TLS_DOC)
     insecure_plaintext: bool = setting(
-        "flag",
-        default=False,
-        doc="Unencrypted listeners beyond loopback: calls need only the secret, pages nothing.",
+        "flag", default=False, doc="Unencrypted listeners beyond loopback: calls need only the secret, pages nothing."
     )
 
     def __post_init__(self) -> None:

@@ -95,11 +95,7 @@ class Manager:
             note=self._note_match,
         )
         self.service = Service(
-            name=config.name,
-            world=self.world,
-            routing=self.routing,
-            clock=self._clock,
-            note=self._rebalancer.note,
+            name=config.name, world=self.world, routing=self.routing, clock=self._clock, note=self._rebalancer.note
         )
         self._planner = self._make_planner()
         self._operations = Operations(
@@ -185,11 +181,7 @@ class Manager:
         self._http = HttpServer(
             INNER if self._http_proxy else config.http_listen,
             refresh_metrics=partial(
-                refresh_gauges,
-                self.world,
-                paths=self.paths,
-                routing=self.routing,
-                replication=self.replication,
+                refresh_gauges, self.world, paths=self.paths, routing=self.routing, replication=self.replication
             ),
             is_ready=lambda: self.is_ready,
             json_pages={

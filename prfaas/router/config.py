@@ -106,9 +106,7 @@ class RouterConfig:
     }
     listen: str = setting("address", default="127.0.0.1:8080", doc="Address for clients.")
     ext_proc_listen: str = setting(
-        "address",
-        default="",
-        doc="gRPC address of the endpoint picker for gateways; empty: off. Extra `site`.",
+        "address", default="", doc="gRPC address of the endpoint picker for gateways; empty: off. Extra `site`."
     )
     tls: TlsConfig = setting(record(TlsConfig), formerly=("tls_*",), doc=TLS_DOC)
     client_tls: TlsConfig = setting(
@@ -195,11 +193,7 @@ class RouterConfig:
         default="system",
         doc="Authority of https engines: the system's, or `tls.authority` (`deployment`), with `tls.certificate` shown.",
     )
-    tenant: str = setting(
-        "text",
-        default="",
-        doc="Salt for clients without a name, and for all clients without keys.",
-    )
+    tenant: str = setting("text", default="", doc="Salt for clients without a name, and for all clients without keys.")
 
     def __post_init__(self) -> None:
         check_tls(self)

@@ -17,12 +17,7 @@ from prfaas.router.ext_proc.endpoint_choice import EndpointChooser
 from prfaas.router.http.admission import OperatorKeys, RequestAdmission, Tenants, read_clients, read_key
 from prfaas.router.http.app import Router, UnhandledRequests, make_app
 from prfaas.router.http.budget import ClientBudget
-from prfaas.router.http.limits import (
-    ClientConnections,
-    ConnectionBudget,
-    max_connections,
-    raise_descriptor_limit,
-)
+from prfaas.router.http.limits import ClientConnections, ConnectionBudget, max_connections, raise_descriptor_limit
 from prfaas.router.http.proxy import Proxy
 from prfaas.router.openai.request import MAX_BODY_BYTES
 from prfaas.router.openai.tokenizer import Tokenizer
@@ -176,11 +171,7 @@ async def _running_router(
     operator_keys = read_clients(config.operator_keys_file, setting="operator_keys_file")
     operators = OperatorKeys(operator_keys, clients_are_known=bool(keys) or config.client_tls.authority is not None)
     limits = config.limits
-    admission = RequestAdmission(
-        keys,
-        max_requests=config.max_requests,
-        tenants=Tenants.of_config(config),
-    )
+    admission = RequestAdmission(keys, max_requests=config.max_requests, tenants=Tenants.of_config(config))
     engine_key = read_key(config.engine_api_key_file, setting="engine_api_key_file")
     certificates = Certificates.of(config.tls) if config.engine_tls == "deployment" else None
     async with engine_session(engine_key, certificates) as session, follow_certificates(certificates):

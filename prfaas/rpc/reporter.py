@@ -21,13 +21,7 @@ from prfaas.rpc.channel import Channel
 from prfaas.rpc.event_log import EventLog
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.rpc.tasks import cancel_tasks
-from prfaas.rpc.translate import (
-    command_from,
-    copy_end_message,
-    link_message,
-    load_message,
-    node_message,
-)
+from prfaas.rpc.translate import command_from, copy_end_message, link_message, load_message, node_message
 from prfaas.transport.net.tls import CertificateFiles
 from prfaas.types import CopyCommand, CopyEnd, TransferTiming
 

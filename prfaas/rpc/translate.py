@@ -214,8 +214,7 @@ def checkpoints_from(messages: Iterable[pb.StatedCheckpoint]) -> tuple[tuple[int
 
 def answer_message(answer: MatchResult) -> pb.MatchResponse:
     return pb.MatchResponse(
-        nodes=[pb.NodeMatch(**node._asdict()) for node in answer.nodes],
-        odd_lengths=answer.odd_lengths,
+        nodes=[pb.NodeMatch(**node._asdict()) for node in answer.nodes], odd_lengths=answer.odd_lengths
     )
 
 

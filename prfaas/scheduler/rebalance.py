@@ -175,10 +175,7 @@ def _may_send(
 
 
 def _rank(
-    state: RebalanceState,
-    pair: tuple[AgentName, AgentName],
-    participants: Participants,
-    running: Sequence[PlannedCopy],
+    state: RebalanceState, pair: tuple[AgentName, AgentName], participants: Participants, running: Sequence[PlannedCopy]
 ) -> tuple[bool, float, int, AgentName, AgentName]:
     """Return the rank of a pair: within a cluster first, then the least served destination, then the least busy source."""
     source, destination = pair

@@ -3,15 +3,7 @@
 import hashlib
 import os
 
-from prfaas.agent.engine.protocol import (
-    HELD,
-    Hold,
-    ReceiveReady,
-    Release,
-    SendOpened,
-    Store,
-    TransferFailed,
-)
+from prfaas.agent.engine.protocol import HELD, Hold, ReceiveReady, Release, SendOpened, Store, TransferFailed
 from prfaas.agent.engine.ring import EntryKind, RingEntry
 from prfaas.hashing import HashChain, root_hash
 from prfaas.kv.group import KVGroup

@@ -11,15 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from prfaas import logs
-from prfaas.agent.engine.protocol import (
-    PROTOCOL_VERSION,
-    Attach,
-    Attached,
-    Message,
-    MessageBuffer,
-    Refused,
-    encode,
-)
+from prfaas.agent.engine.protocol import PROTOCOL_VERSION, Attach, Attached, Message, MessageBuffer, Refused, encode
 from prfaas.agent.engine.ring import RingReader, create_ring
 from prfaas.cachepool.arena import Arena
 from prfaas.errors import ConfigError, LayoutError, RemoteProtocolError

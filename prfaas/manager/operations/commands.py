@@ -15,16 +15,7 @@ from prfaas import grants, logs, metrics
 from prfaas.errors import IndexRefusal
 from prfaas.hashing import prefix_hash
 from prfaas.index.membership import Node
-from prfaas.types import (
-    TRANSFER_ID_BYTES,
-    AgentName,
-    BlockHash,
-    CopyCommand,
-    CopyEnd,
-    CopyOutcome,
-    Prefix,
-    TransferId,
-)
+from prfaas.types import TRANSFER_ID_BYTES, AgentName, BlockHash, CopyCommand, CopyEnd, CopyOutcome, Prefix, TransferId
 
 # Reason of a copy, for logs and a metric's label.
 Purpose = Literal[
@@ -98,8 +89,7 @@ class Copies:
             return same.ended
         if order.caller and self._by_caller[order.caller] >= self._max_per_caller:
             raise IndexRefusal(
-                "too_many_copies",
-                f"{order.caller} has {self._max_per_caller} copies in progress, which is the limit",
+                "too_many_copies", f"{order.caller} has {self._max_per_caller} copies in progress, which is the limit"
             )
         transfer_id = TransferId(secrets.token_bytes(TRANSFER_ID_BYTES))
         command = CopyCommand(transfer_id, self._grant(transfer_id, order), order.prefix, order.priority)

@@ -15,15 +15,7 @@ from prfaas import metrics
 from prfaas.errors import ConfigError
 from prfaas.router.config import RouterConfig
 from prfaas.router.ext_proc.endpoint_choice import EndpointChooser, GatewayRequest
-from prfaas.router.ext_proc.messages import (
-    body_chunks,
-    headers_of,
-    refuse,
-    send_to,
-    subset_of,
-    unchanged,
-    with_headers,
-)
+from prfaas.router.ext_proc.messages import body_chunks, headers_of, refuse, send_to, subset_of, unchanged, with_headers
 from prfaas.router.http.app import REFUSALS, refusal_response
 from prfaas.router.openai.headers import request_id_of
 from prfaas.router.openai.request import MAX_BODY_BYTES

@@ -91,13 +91,7 @@ class OperatorKeys:
 class RequestAdmission:
     """Keys and concurrent requests of the clients. Without keys anybody is admitted."""
 
-    def __init__(
-        self,
-        keys: Mapping[str, str],
-        *,
-        max_requests: int,
-        tenants: Tenants,
-    ) -> None:
+    def __init__(self, keys: Mapping[str, str], *, max_requests: int, tenants: Tenants) -> None:
         """Prepare the clients. `keys` maps each key to its client.
 
         Raises:

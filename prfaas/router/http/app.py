@@ -18,15 +18,7 @@ from prfaas.router.http.budget import ClientBudget
 from prfaas.router.http.limits import HANDLED, ClientConnections, HeldBody
 from prfaas.router.http.proxy import PathRefused, Proxy, check_path
 from prfaas.router.openai.headers import SESSION_HEADER, request_id_of, session_of
-from prfaas.router.openai.request import (
-    BYTES_PER_TOKEN,
-    MAX_BODY_BYTES,
-    PATHS,
-    BadRequest,
-    Endpoint,
-    error_body,
-    parse,
-)
+from prfaas.router.openai.request import BYTES_PER_TOKEN, MAX_BODY_BYTES, PATHS, BadRequest, Endpoint, error_body, parse
 from prfaas.router.routing.manager_client import DecisionClient
 from prfaas.router.routing.record import CLIENT_GONE, RequestRecord, RequestRecords, outcome_of_status
 from prfaas.router.routing.serve import NoEngineReady, RequestHandler, stream_response

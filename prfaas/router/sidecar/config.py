@@ -27,9 +27,7 @@ class SidecarConfig:
     }
     listen: str = setting("address", default="127.0.0.1:8000", doc="Address for the gateway.")
     status_listen: str = setting(
-        "address",
-        default="127.0.0.1:8011",
-        doc="HTTP address of the sidecar's own /metrics and /healthz.",
+        "address", default="127.0.0.1:8011", doc="HTTP address of the sidecar's own /metrics and /healthz."
     )
     insecure_plaintext: bool = setting(
         "flag", default=False, doc="Unencrypted listeners beyond loopback, open to everybody."

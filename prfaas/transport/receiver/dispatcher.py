@@ -25,11 +25,7 @@ class InboundDispatcher:
     """Inbound transfers for the threads that read connections. The lock is never held while a peer is awaited."""
 
     def __init__(
-        self,
-        *,
-        accept: AcceptFunction,
-        on_event: Callable[[ReceiveEvent], None],
-        silence_seconds: float,
+        self, *, accept: AcceptFunction, on_event: Callable[[ReceiveEvent], None], silence_seconds: float
     ) -> None:
         self._accept = accept
         self._events: EventQueue[ReceiveEvent] = EventQueue(on_event)

@@ -57,14 +57,7 @@ class FrameQuota:
 class Reader:
     """Reads one connection whose peer has proven its name."""
 
-    def __init__(
-        self,
-        dispatcher: InboundDispatcher,
-        connection: Connection,
-        *,
-        peer: str,
-        quota: FrameQuota,
-    ) -> None:
+    def __init__(self, dispatcher: InboundDispatcher, connection: Connection, *, peer: str, quota: FrameQuota) -> None:
         self._dispatcher = dispatcher
         self._connection = connection
         self._peer = peer

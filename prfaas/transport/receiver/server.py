@@ -274,12 +274,7 @@ class Receiver:
         with self._dispatcher.exclusive() as transfers:
             transfers.connected(connection, peer, has_heartbeats=HEARTBEAT in capabilities)
         try:
-            Reader(
-                self._dispatcher,
-                connection,
-                peer=peer,
-                quota=self._frame_quota,
-            ).run()
+            Reader(self._dispatcher, connection, peer=peer, quota=self._frame_quota).run()
         except RemoteProtocolError as error:
             _log.warning("connection.refused", peer=peer, reason=error.reason, message=str(error))
             raise

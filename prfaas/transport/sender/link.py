@@ -14,13 +14,7 @@ from prfaas.transport.congestion.rate_budget import RateBudget
 from prfaas.transport.congestion.stall_detector import PeerLiveness
 from prfaas.transport.events import EventQueue, check_repeatedly
 from prfaas.transport.net import handshake
-from prfaas.transport.net.connection import (
-    HEARTBEAT_SECONDS,
-    SILENCE_SECONDS,
-    Connection,
-    WireConfig,
-    open_connection,
-)
+from prfaas.transport.net.connection import HEARTBEAT_SECONDS, SILENCE_SECONDS, Connection, WireConfig, open_connection
 from prfaas.transport.net.dialler import Dialler
 from prfaas.transport.net.handshake import Identity, capabilities_of
 from prfaas.transport.protocol import messages

@@ -22,13 +22,7 @@ from prfaas.transport.sender.api import (
     SendRequest,
 )
 from prfaas.transport.sender.chunker import Chunk, Chunker, max_chunk_bytes
-from prfaas.transport.sender.outbound_transfer import (
-    MAX_CUTS,
-    OutboundEvent,
-    OutboundTransfer,
-    PeerState,
-    wire_sizes,
-)
+from prfaas.transport.sender.outbound_transfer import MAX_CUTS, OutboundEvent, OutboundTransfer, PeerState, wire_sizes
 from prfaas.types import FailureReason
 
 MAX_ENDS = 4096  # END frames that wait for a connection. OPEN is repeated for transfers whose END was dropped.

@@ -15,17 +15,7 @@ from prfaas.hashing import HashChain, prefix_hash
 from prfaas.kv.layout import prefix_groups
 from prfaas.transport.sender.api import SendCompleted, SendEvent, SendFailed
 from prfaas.types import GroupBlocks, Prefix, TransferId
-from tests.support.agents import (
-    MODEL,
-    NUM_TOKENS,
-    ROOT,
-    Agents,
-    Engine,
-    RunningAgent,
-    blocks,
-    chain_of,
-    layout,
-)
+from tests.support.agents import MODEL, NUM_TOKENS, ROOT, Agents, Engine, RunningAgent, blocks, chain_of, layout
 from tests.support.link_peer import Peer
 from tests.support.waiting import wait_until
 

@@ -2,20 +2,9 @@
 
 import pytest
 
-from prfaas.agent.engine.protocol import (
-    Cancel,
-    ReceiveReady,
-    Release,
-    TransferFailed,
-)
+from prfaas.agent.engine.protocol import Cancel, ReceiveReady, Release, TransferFailed
 from prfaas.hashing import HashChain, root_hash
-from tests.support.agents import (
-    MODEL,
-    NUM_TOKENS,
-    ROOT,
-    Agents,
-    chain_of,
-)
+from tests.support.agents import MODEL, NUM_TOKENS, ROOT, Agents, chain_of
 from tests.support.waiting import wait_until
 
 

@@ -8,29 +8,13 @@ from typing import Any
 import pytest
 
 from prfaas.agent.engine.client import AgentClient
-from prfaas.agent.engine.protocol import (
-    Alive,
-    Cancel,
-    Heartbeat,
-    ReceiveReady,
-    Release,
-    Send,
-    TransferDone,
-)
+from prfaas.agent.engine.protocol import Alive, Cancel, Heartbeat, ReceiveReady, Release, Send, TransferDone
 from prfaas.agent.engine.ring import EntryKind, RingEntry
 from prfaas.console.authority import Authority
 from prfaas.errors import AgentUnreachable, LayoutError
 from prfaas.hashing import HashChain
 from prfaas.types import AgentName, TransferId
-from tests.support.agents import (
-    NUM_TOKENS,
-    Agents,
-    Engine,
-    RunningAgent,
-    blocks,
-    chain_of,
-    layout,
-)
+from tests.support.agents import NUM_TOKENS, Agents, Engine, RunningAgent, blocks, chain_of, layout
 from tests.support.waiting import PATIENCE_SECONDS, wait_until
 from tools.free_ports import free_address
 

@@ -181,8 +181,7 @@ def test_an_ssd_too_small_for_one_block_stays_empty(tmp_path: Path) -> None:
 
 
 def test_forgetting_a_model_waits_for_reads_and_fails_pending_ones(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ssd, "NUM_THREADS", 2)
     tier, answers, ends = Tier(tmp_path / "ssd", ssd_slots=40), list[bool](), list[str]()

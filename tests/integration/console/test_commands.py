@@ -119,9 +119,7 @@ async def test_undrain_places_on_a_drained_node_again(site: AgentDeployment, dep
     assert not site.manager.world.leaving
 
 
-async def test_hot_prefixes_are_shown_with_their_holders(
-    site: AgentDeployment,
-) -> None:
+async def test_hot_prefixes_are_shown_with_their_holders(site: AgentDeployment) -> None:
     hand = await site.node("a")
     prefix = prefix_of(chain_of(160), 160)
     await asyncio.to_thread(hand.leave, prefix)

@@ -80,10 +80,7 @@ REFUSED: list[tuple[Callable[[Site], CertificateFiles], str]] = [
     (_expired, HUNG_UP + "it has expired; openssl x509 -noout -subject -issuer -enddate -in {0}/operator.pem"),
     (_revoked, HUNG_UP + "for operator, signed by {0}/authority.pem and good until "),
     (_revoked_by_the_list, HUNG_UP + "its authority has revoked it; openssl x509"),
-    (
-        _of_another_authority,
-        HUNG_UP.replace("{0}/", "{0}/elsewhere/") + "{0}/authority.pem has not signed it (",
-    ),
+    (_of_another_authority, HUNG_UP.replace("{0}/", "{0}/elsewhere/") + "{0}/authority.pem has not signed it ("),
     (
         _of_another_name,
         "in the name of operator, but its certificate is for router: use that name, or a certificate with",

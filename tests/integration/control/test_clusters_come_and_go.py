@@ -34,9 +34,7 @@ async def _until_prefilled_by(site: ProcessDeployment, cluster: str, instance: s
 
 
 @pytest.mark.timeout(600)
-async def test_remaining_prfaas_cluster_serves_all_pd_clusters(
-    tmp_path: Path,
-) -> None:
+async def test_remaining_prfaas_cluster_serves_all_pd_clusters(tmp_path: Path) -> None:
     with running_deployment(tmp_path, num_engines=1, clusters=FOUR, threshold_tokens=T, expiry_seconds="3s") as site:
         for prefill, pd in itertools.product(("east/0", "north/0"), ("west", "south")):
             await _until_prefilled_by(site, pd, prefill)

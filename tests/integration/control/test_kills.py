@@ -89,9 +89,7 @@ async def _transfers_again(site: ProcessDeployment) -> None:
 
 
 @pytest.mark.timeout(600)
-async def test_answers_are_correct_or_fail_while_each_process_is_killed(
-    site: ProcessDeployment,
-) -> None:
+async def test_answers_are_correct_or_fail_while_each_process_is_killed(site: ProcessDeployment) -> None:
     kills = ["east/0", "west/0", "agent east", "redis", "manager", "west/1", "agent west", "east/1"]
     outcomes = await _run(site, kills, requests_between=12, seed=1)
     _check(site, outcomes, kills)

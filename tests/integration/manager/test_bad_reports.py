@@ -16,13 +16,7 @@ from prfaas.rpc.channel import Channel
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.rpc.translate import batch_message, node_message
 from prfaas.types import AgentName, ClusterName
-from tests.support.deployment import (
-    SECRET,
-    Deployment,
-    chain_of,
-    hybrid_layout,
-    stored,
-)
+from tests.support.deployment import SECRET, Deployment, chain_of, hybrid_layout, stored
 from tests.support.waiting import PATIENCE_SECONDS
 
 LAYOUT = hybrid_layout()

@@ -14,15 +14,7 @@ from prfaas.rpc.client import ManagerClient
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.rpc.streams import BATCHES_KEY, FAILED
 from tests.integration.manager.scripted_manager import scripted_manager
-from tests.support.deployment import (
-    SECRET,
-    Deployment,
-    chain_of,
-    hybrid_layout,
-    match_request,
-    stored,
-    until_usable,
-)
+from tests.support.deployment import SECRET, Deployment, chain_of, hybrid_layout, match_request, stored, until_usable
 from tests.support.waiting import PATIENCE_SECONDS, POLL_SECONDS
 from tools.free_ports import free_address
 

@@ -12,16 +12,7 @@ from prfaas.pool_events import BlockRemoved, BlockStored
 from prfaas.rpc.channel import Channel
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.types import BlockHash, InstanceId
-from tests.support.deployment import (
-    SECRET,
-    Deployment,
-    chain_of,
-    hybrid_layout,
-    removed,
-    stored,
-    until_usable,
-    usable,
-)
+from tests.support.deployment import SECRET, Deployment, chain_of, hybrid_layout, removed, stored, until_usable, usable
 from tests.support.waiting import PATIENCE_SECONDS, until
 
 LAYOUT = hybrid_layout()

@@ -40,9 +40,7 @@ async def two_clusters(deployment: Deployment, manager: Manager, *, figures: Fig
     return deployment.client(manager)
 
 
-async def test_long_prompt_goes_remote_with_a_valid_grant(
-    deployment: Deployment,
-) -> None:
+async def test_long_prompt_goes_remote_with_a_valid_grant(deployment: Deployment) -> None:
     client = await two_clusters(deployment, await deployment.start_manager(threshold_tokens=500))
     chain = chain_of(1000)
     response = await client.route(route_request(chain))

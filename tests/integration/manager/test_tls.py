@@ -90,12 +90,7 @@ async def test_agents_and_routers_use_their_certificates(deployment: Deployment,
         tls=tls_config(node),
     )
     reporting = NodeReporter(
-        agent,
-        SECRET,
-        epoch=1,
-        wire_address="127.0.0.1:7400",
-        link_stats=list,
-        on_command=_no_copy,
+        agent, SECRET, epoch=1, wire_address="127.0.0.1:7400", link_stats=list, on_command=_no_copy
     )
     running = deployment.run(reporting.reporter)
     await until(lambda: reporting.reporter.status.manager == manager.address, what="the agent at the manager")

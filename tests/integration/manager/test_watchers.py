@@ -13,10 +13,7 @@ from tests.support.waiting import PATIENCE_SECONDS, POLL_SECONDS
 async def test_further_watcher_is_refused(deployment: Deployment) -> None:
     manager = await deployment.start_manager()
     url = f"http://{manager.http_address}/dashboard/events"
-    async with (
-        AsyncExitStack() as stack,
-        aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session,
-    ):
+    async with AsyncExitStack() as stack, aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
         watching = await asyncio.gather(*(stack.enter_async_context(session.get(url)) for _ in range(MAX_WATCHERS)))
         for response in watching:
             assert response.status == 200 and (await response.content.readline()).startswith(b"event: now")

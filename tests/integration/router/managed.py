@@ -92,12 +92,7 @@ async def make_managed(
 
 
 def _reporter(
-    name: str,
-    manager: Manager,
-    kind: ClusterKind,
-    role: InstanceRole,
-    engine: PacedEngine,
-    layouts: tuple[Layout, ...],
+    name: str, manager: Manager, kind: ClusterKind, role: InstanceRole, engine: PacedEngine, layouts: tuple[Layout, ...]
 ) -> Reporter:
     description = Engine(InstanceId(f"{name}/0"), engine.url, role, MODEL)
     cluster = ClusterName("east" if kind == "prfaas" else "west")

@@ -62,12 +62,7 @@ async def test_engine_and_router_authenticate_with_the_deployments_certificates(
 async def test_sidecar_hands_over_between_engines_with_mutual_tls(engine: PacedEngine, authority: Authority) -> None:
     engine.keeps = {"remote_engine_id": "e"}
     issued = authority.issue("sidecar")
-    config = SidecarConfig(
-        listen="127.0.0.1:0",
-        engine_url=engine.url,
-        engine_tls="deployment",
-        tls=tls_config(issued),
-    )
+    config = SidecarConfig(listen="127.0.0.1:0", engine_url=engine.url, engine_tls="deployment", tls=tls_config(issued))
     asked = {PREFILL_HEADER: engine.url.removeprefix("https://")}
     async with open_sidecar(config) as address, aiohttp.ClientSession() as session:
         body = {"model": MODEL, "prompt": "x"}

@@ -68,9 +68,7 @@ async def test_ppd_prefills_first_turns_on_pd_p_and_later_turns_by_its_table(
         assert await _asked(pair, TURN_TWO) == expected
 
 
-async def test_ppd_treats_the_first_completion_of_a_session_as_its_first_turn(
-    tmp_path: Path,
-) -> None:
+async def test_ppd_treats_the_first_completion_of_a_session_as_its_first_turn(tmp_path: Path) -> None:
     async with _pair(tmp_path, local_policy="ppd", ppd_table=_table(tmp_path, local_gain=0.5)) as pair:
         await _asked(pair, TURN_ONE, **{"x-session-id": "one"})
         await pair.hold(TURN_ONE)

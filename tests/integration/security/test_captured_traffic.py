@@ -19,10 +19,7 @@ from tools.processes import Children
 from tools.stack import Stack
 from tools.wan import FAR, NEAR, Wan, WanShape, obstacle
 
-pytestmark = [
-    pytest.mark.root,
-    pytest.mark.skipif(obstacle() is not None, reason=f"an emulated link {obstacle()}"),
-]
+pytestmark = [pytest.mark.root, pytest.mark.skipif(obstacle() is not None, reason=f"an emulated link {obstacle()}")]
 MODEL, THRESHOLD_TOKENS = "paced", 500
 End = Literal["near", "far"]
 PROMPT = list(range(41_001, 42_001))

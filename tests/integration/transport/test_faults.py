@@ -18,15 +18,7 @@ from prfaas.transport.ranges import Ranges, Slab
 from prfaas.transport.receiver.api import ReceiveCompleted, ReceiveFailed, ReceiveMemoryFree
 from prfaas.transport.sender.api import SendAccepted
 from tests.support.raw_peers import RawReceiver, RawSender
-from tests.support.transport_ends import (
-    GIVES_UP_SECONDS,
-    Far,
-    Near,
-    make_far,
-    no_thread_starts,
-    objects_of,
-    send,
-)
+from tests.support.transport_ends import GIVES_UP_SECONDS, Far, Near, make_far, no_thread_starts, objects_of, send
 from tests.support.waiting import PATIENCE_SECONDS, wait_until
 from tools.free_ports import free_address
 from tools.link import Filter, LinkShape, Relay
@@ -39,9 +31,7 @@ def _may_mount() -> bool:
     return os.geteuid() == 0 and subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode == 0
 
 
-def test_transfer_waiting_for_prefill_outlives_its_connections(
-    near_to: Callable[..., Near],
-) -> None:
+def test_transfer_waiting_for_prefill_outlives_its_connections(near_to: Callable[..., Near]) -> None:
     far, objects = make_far(silence_seconds=ALONE_SECONDS), objects_of(1000)
     near = near_to(far.address, num_connections=2)
     transfer_id = send(near, objects, ready=False)

@@ -43,14 +43,7 @@ from prfaas.transport.receiver.server import MAX_STRANGERS, Receiver, ReceiverCo
 from prfaas.transport.receiver.transfers import HAVE_SECONDS
 from prfaas.transport.sender.api import SendCompleted, SendFailed
 from tests.support.raw_peers import RawReceiver, RawSender
-from tests.support.transport_ends import (
-    KEY,
-    Far,
-    Near,
-    make_far,
-    objects_of,
-    send,
-)
+from tests.support.transport_ends import KEY, Far, Near, make_far, objects_of, send
 from tests.support.waiting import PATIENCE_SECONDS, wait_until
 from tools.link import Relay
 
@@ -162,8 +155,7 @@ def _can_shake_hands_after_a_flood(far: Far) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("address", "source"),
-    [("10.0.0.7", "10.0.0.7"), ("fd00:0:0:1:2:3:4:5", "fd00:0:0:1::/64"), ("fe80::7", "fe80::7")],
+    ("address", "source"), [("10.0.0.7", "10.0.0.7"), ("fd00:0:0:1:2:3:4:5", "fd00:0:0:1::/64"), ("fe80::7", "fe80::7")]
 )
 def test_the_source_of_an_ipv6_address_is_its_network(address: str, source: str) -> None:
     assert source_of(address) == source

@@ -17,20 +17,8 @@ from prfaas.transport.net.connection import Connection
 from prfaas.transport.net.sockets import SEND_BUFFER_BYTES
 from prfaas.transport.net.tls import CertificateFiles, Certificates
 from prfaas.transport.protocol import messages
-from prfaas.transport.protocol.messages import (
-    MAX_OBJECTS,
-    MAX_SLABS,
-    Have,
-    ObjectSizes,
-    Open,
-)
-from prfaas.transport.protocol.wire import (
-    MAX_CHUNK_BYTES,
-    ConnectionState,
-    FrameType,
-    Header,
-    chunk_header,
-)
+from prfaas.transport.protocol.messages import MAX_OBJECTS, MAX_SLABS, Have, ObjectSizes, Open
+from prfaas.transport.protocol.wire import MAX_CHUNK_BYTES, ConnectionState, FrameType, Header, chunk_header
 from prfaas.transport.ranges import Ranges, Slab
 from prfaas.transport.receiver.api import Acceptance, OpenRequest
 from prfaas.transport.receiver.dispatcher import InboundDispatcher

@@ -12,10 +12,7 @@ from tests.support.waiting import wait_until
 
 INTERACTIVE, BACKGROUND = 34, 10
 MARKS = PacketMarks(interactive=INTERACTIVE, background=BACKGROUND)
-IP_OPTIONS = {
-    "127.0.0.1:0": (socket.IPPROTO_IP, socket.IP_TOS),
-    "[::1]:0": (socket.IPPROTO_IPV6, socket.IPV6_TCLASS),
-}
+IP_OPTIONS = {"127.0.0.1:0": (socket.IPPROTO_IP, socket.IP_TOS), "[::1]:0": (socket.IPPROTO_IPV6, socket.IPV6_TCLASS)}
 
 
 def _connections(near: Near) -> list[Connection]:

@@ -10,9 +10,7 @@ import pytest
 from prfaas.transport.net.sockets import make_socket
 
 
-def test_a_name_is_looked_up_only_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_name_is_looked_up_only_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A second look-up could return an address that is not allowed."""
     answers = iter(["127.0.0.1", "127.0.0.2"])
     look_up = socket.getaddrinfo

@@ -131,9 +131,7 @@ def test_chunks_are_acknowledged_before_a_long_frame_is_read(far: Far) -> None:
             assert header.type is FrameType.ACK
 
 
-def test_unacknowledged_chunks_of_a_connection_are_bounded(
-    near_to: Callable[..., Near],
-) -> None:
+def test_unacknowledged_chunks_of_a_connection_are_bounded(near_to: Callable[..., Near]) -> None:
     goes_on, num_heard, count = threading.Event(), 0, 2 * MAX_UNACKNOWLEDGED
 
     def serve(connection: Connection) -> None:

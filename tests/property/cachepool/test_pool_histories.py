@@ -19,11 +19,7 @@ from tests.support.pool_layouts import ROOT, SLOT_BYTES, hybrid, name
 NUM_TRANSFER, NUM_PREFIX = 12, 16
 ATTENTION, STATE = 0, 1
 TENANTS = ("one", "two", "three")
-SHARES = (
-    NO_LIMITS,
-    TenantShares(each_tenant=0.6, of_tenants={"one": 0.2}),
-    TenantShares(learns=True, each_tenant=0.4),
-)
+SHARES = (NO_LIMITS, TenantShares(each_tenant=0.6, of_tenants={"one": 0.2}), TenantShares(learns=True, each_tenant=0.4))
 Key = tuple[bytes, int, BlockHash]  # Layout, group and hash.
 Where = tuple[bytes, int]  # Layout and slot.
 

@@ -6,13 +6,7 @@ from dataclasses import replace
 import msgpack
 import pytest
 
-from prfaas.agent.transfer.open_body import (
-    MAX_LAYOUT_BYTES,
-    MAX_LAYOUTS_BYTES,
-    CopiedPrefix,
-    OpenBody,
-    read_grant,
-)
+from prfaas.agent.transfer.open_body import MAX_LAYOUT_BYTES, MAX_LAYOUTS_BYTES, CopiedPrefix, OpenBody, read_grant
 from prfaas.agent.transfer.plan import make_plan
 from prfaas.errors import LayoutError, RemoteProtocolError
 from prfaas.hashing import NO_HASH, HashChain, root_hash
@@ -77,11 +71,7 @@ def test_checkpoint_without_attention_blocks_names_its_tenant() -> None:
 
 @pytest.mark.parametrize(
     "blocks",
-    [
-        GroupBlocks(3, 0, (NO_HASH,)),
-        GroupBlocks(0, 2, (NO_HASH,) * 3),
-        GroupBlocks(2, 0, (NO_HASH,) * 2),
-    ],
+    [GroupBlocks(3, 0, (NO_HASH,)), GroupBlocks(0, 2, (NO_HASH,) * 3), GroupBlocks(2, 0, (NO_HASH,) * 2)],
     ids=["no such group", "beyond the prompt", "two states"],
 )
 def test_block_lists_beyond_the_prompt_are_refused(blocks: GroupBlocks) -> None:

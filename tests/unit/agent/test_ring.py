@@ -51,9 +51,7 @@ def test_positions_wrap_around(ring: tuple[RingWriter, RingReader]) -> None:
     assert [entry.handle for entry in reader.drain()] == list(range(10))
 
 
-def test_wrong_producer_counter_costs_at_most_one_ring(
-    ring: tuple[RingWriter, RingReader],
-) -> None:
+def test_wrong_producer_counter_costs_at_most_one_ring(ring: tuple[RingWriter, RingReader]) -> None:
     writer, reader = ring
     writer._counters[0] = 1 << 60
     os.eventfd_write(writer.event_fd, 1)

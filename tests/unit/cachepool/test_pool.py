@@ -241,9 +241,7 @@ def test_an_empty_arena_is_dropped(node: Node) -> None:
     assert node.pool.arenas == [node.arena]
 
 
-def test_an_arena_with_prefix_blocks_is_not_dropped(
-    node: Node,
-) -> None:
+def test_an_arena_with_prefix_blocks_is_not_dropped(node: Node) -> None:
     first, second = node.pool.arena(hybrid("first")), node.pool.arena(hybrid("second"))
     node.keep(1, 2)
     lease = node.pool.open_lease()

@@ -40,10 +40,7 @@ def _uncommented(text: str, path: tuple[str, ...], value: str | None = None) -> 
     record = "".join(rf"^{name}:\n(?:(?:  .*)?\n)*?" for name in outer) or "^"
     pattern = rf"({record}{'  ' * len(outer)})(?:# )?({key}:)(.*)$"
     text, num_lines = re.subn(
-        pattern,
-        lambda line: line[1] + line[2] + (line[3] if value is None else f" {value}"),
-        text,
-        flags=re.MULTILINE,
+        pattern, lambda line: line[1] + line[2] + (line[3] if value is None else f" {value}"), text, flags=re.MULTILINE
     )
     assert num_lines == 1, path
     return text

@@ -89,14 +89,7 @@ def test_a_file_that_cannot_be_used_is_named_with_its_place(
     ],
 )
 def test_of_certificates_the_file_that_cannot_be_used_is_named(
-    component: str,
-    cls: type[Any],
-    prefix: str,
-    others: str,
-    key: str,
-    spoilt: str,
-    named: str,
-    tmp_path: Path,
+    component: str, cls: type[Any], prefix: str, others: str, key: str, spoilt: str, named: str, tmp_path: Path
 ) -> None:
     write_deployment_secret(tmp_path)
     (tmp_path / "text").write_text("some text")

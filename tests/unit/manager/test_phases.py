@@ -6,12 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from prfaas import metrics
-from prfaas.manager.routing.outcomes import (
-    AWAITED_SECONDS,
-    MAX_TRANSFERS,
-    OutcomeLog,
-    transfer_phases,
-)
+from prfaas.manager.routing.outcomes import AWAITED_SECONDS, MAX_TRANSFERS, OutcomeLog, transfer_phases
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.scheduler.explanation import Phases
 

@@ -63,9 +63,7 @@ def _num_without_layout() -> float:
     return REGISTRY.get_sample_value("prfaas_manager_decisions_without_layout_total", {"model": MODEL}) or 0.0
 
 
-def test_model_without_layout_is_logged_and_counted(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_model_without_layout_is_logged_and_counted(caplog: pytest.LogCaptureFixture) -> None:
     site, before = RoutedWorld(), _num_without_layout()
     for site.now in (0.0, 1.0, _WARNING_SECONDS):
         decided = site.routing.decisions.get(site.ask())

@@ -8,13 +8,7 @@ import pytest
 from prfaas.config_checks import check_salt
 from prfaas.errors import ConfigError
 from prfaas.router.config import ClientTenantConfig
-from prfaas.router.http.admission import (
-    DEFAULT_CLIENT,
-    OperatorKeys,
-    Tenants,
-    read_clients,
-    read_key,
-)
+from prfaas.router.http.admission import DEFAULT_CLIENT, OperatorKeys, Tenants, read_clients, read_key
 from tests.support.router import router_config
 from tests.support.secret_files import write_secret
 

@@ -102,13 +102,7 @@ def test_prefill_leg_computes_all_tokens_but_the_last_without_the_clients_option
 def test_decode_leg_of_a_completion_has_the_clients_options_and_the_same_token_ids(prompt: Any) -> None:
     body = json.loads(_completion(prompt=prompt, stream=True, stop=["x"]).decode_body(TOKENS, "grant"))
     params = {"do_remote_prefill": True, "prfaas_grant": "grant"}
-    assert body == {
-        "model": "m",
-        "prompt": TOKENS,
-        "stream": True,
-        "stop": ["x"],
-        "kv_transfer_params": params,
-    }
+    assert body == {"model": "m", "prompt": TOKENS, "stream": True, "stop": ["x"], "kv_transfer_params": params}
 
 
 def test_decode_leg_of_a_chat_is_the_clients_bytes_and_the_grant() -> None:

@@ -60,12 +60,7 @@ costs = st.builds(
     st.floats(0, 1e-8),
 )
 paths = st.builds(
-    PathState,
-    st.just(EAST_CLUSTER),
-    st.just(WEST_CLUSTER),
-    st.integers(0, 3 * T),
-    st.booleans(),
-    st.none() | costs,
+    PathState, st.just(EAST_CLUSTER), st.just(WEST_CLUSTER), st.integers(0, 3 * T), st.booleans(), st.none() | costs
 )
 snapshots = st.builds(
     Snapshot,

@@ -128,9 +128,7 @@ def test_t_stays_within_its_bounds_and_changes_at_most_once_a_second(taken: list
 def test_worse_sample_never_lowers_t_more(sample: PathSample, factor: float) -> None:
     raised = replace(_run([FULL] * 3)[-1], calm_since=0.0)
     worse = replace(
-        sample,
-        retransmit_ratio=sample.retransmit_ratio * factor,
-        bytes_per_second=sample.bytes_per_second * factor,
+        sample, retransmit_ratio=sample.retransmit_ratio * factor, bytes_per_second=sample.bytes_per_second * factor
     )
     after, after_worse = (step(raised, latest, now=60.0, limits=LIMITS) for latest in (sample, worse))
     assert after_worse.multiplier >= after.multiplier

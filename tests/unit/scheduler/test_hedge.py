@@ -4,13 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.scheduler.hedge import (
-    MARGIN_RATIO,
-    PAUSE_FACTOR,
-    InboundProgress,
-    RecomputeQueue,
-    decide,
-)
+from prfaas.scheduler.hedge import MARGIN_RATIO, PAUSE_FACTOR, InboundProgress, RecomputeQueue, decide
 
 LOCAL_SECONDS = 2.0
 MIN_WAIT_SECONDS = 1.0

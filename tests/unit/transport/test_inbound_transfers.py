@@ -7,12 +7,7 @@ from collections import Counter
 import pytest
 
 from prfaas.errors import RemoteProtocolError
-from prfaas.transport.protocol.messages import (
-    MAX_SLABS,
-    EndReason,
-    ObjectSizes,
-    decode_ending,
-)
+from prfaas.transport.protocol.messages import MAX_SLABS, EndReason, ObjectSizes, decode_ending
 from prfaas.transport.protocol.wire import HEADER_BYTES, FrameType, Header
 from prfaas.transport.ranges import Ranges, Slab
 from prfaas.transport.receiver.admission import FAIR_FRAGMENTS

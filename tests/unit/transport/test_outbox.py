@@ -4,13 +4,7 @@ import tracemalloc
 
 import pytest
 
-from prfaas.transport.protocol.messages import (
-    MAX_CANCELS,
-    EndReason,
-    Have,
-    ObjectSizes,
-    TransferStats,
-)
+from prfaas.transport.protocol.messages import MAX_CANCELS, EndReason, Have, ObjectSizes, TransferStats
 from prfaas.transport.protocol.wire import HEADER_BYTES, FrameType, Header
 from prfaas.transport.ranges import Ranges, Slab
 from prfaas.transport.sender import outbound_transfer

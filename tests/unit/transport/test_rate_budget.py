@@ -8,13 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.transport.congestion.rate_budget import (
-    SLOW_SECONDS,
-    UNUSED_RATIO,
-    LinkUsage,
-    RateBudget,
-    fair_shares,
-)
+from prfaas.transport.congestion.rate_budget import SLOW_SECONDS, UNUSED_RATIO, LinkUsage, RateBudget, fair_shares
 
 TICKS_PER_SECOND = 20
 

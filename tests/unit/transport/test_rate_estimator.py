@@ -4,11 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 
-from prfaas.transport.congestion.rate_estimator import (
-    LinkHealth,
-    LinkSample,
-    RateEstimator,
-)
+from prfaas.transport.congestion.rate_estimator import LinkHealth, LinkSample, RateEstimator
 
 STEP_SECONDS = 0.05
 MB = 1_000_000

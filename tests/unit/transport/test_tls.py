@@ -18,10 +18,7 @@ def _contexts(issued: IssuedCertificate, authority: Authority) -> tuple[ssl.SSLC
 def _shake_hands(dialling: ssl.SSLContext, listening: ssl.SSLContext) -> tuple[str, str]:
     """Return the errors of client and server; an empty string for none."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
-    sides = (
-        dialling.wrap_bio(to_client, to_server),
-        listening.wrap_bio(to_server, to_client, server_side=True),
-    )
+    sides = (dialling.wrap_bio(to_client, to_server), listening.wrap_bio(to_server, to_client, server_side=True))
     errors = ["", ""]
     for _ in range(4):  # TLS 1.3 needs two turns of each side.
         for number, side in enumerate(sides):

@@ -160,10 +160,7 @@ def _splits(picker: EndpointPicker, num_tokens: int) -> bool:
 
 @pytest.mark.parametrize(
     ("name", "split"),
-    [
-        ("P/D of llm-d-inference-scheduler", (False, True, True)),
-        ("P/D of the guides", (True, True, True)),
-    ],
+    [("P/D of llm-d-inference-scheduler", (False, True, True)), ("P/D of the guides", (True, True, True))],
 )
 def test_limit_counts_from_the_uncached_tokens_in_every_apiversion(name: str, split: tuple[bool, ...]) -> None:
     picker = load(LOADED[name][0], name="x")

@@ -151,10 +151,7 @@ def _pd(
 
 
 def _pair(cached: int | None) -> list[Endpoint]:
-    return [
-        Endpoint("d", {ROLE_LABEL: "decode"}, num_cached_tokens=cached),
-        Endpoint("p", {ROLE_LABEL: "prefill"}),
-    ]
+    return [Endpoint("d", {ROLE_LABEL: "decode"}, num_cached_tokens=cached), Endpoint("p", {ROLE_LABEL: "prefill"})]
 
 
 def _stages(picker: EndpointPicker, endpoints: list[Endpoint], num_tokens: int) -> tuple[str | None, str | None]:

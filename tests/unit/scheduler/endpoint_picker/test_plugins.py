@@ -52,9 +52,7 @@ def test_unlabelled_pod_decodes() -> None:
 def test_prefix_cache_affinity_filter(case: Case) -> None:
     endpoints = [
         Endpoint(
-            fields["name"],
-            num_cached_tokens=fields["match_of_100"],
-            num_in_flight_tokens=fields["in_flight_tokens"],
+            fields["name"], num_cached_tokens=fields["match_of_100"], num_in_flight_tokens=fields["in_flight_tokens"]
         )
         for fields in case["given"]["endpoints"]
     ]
