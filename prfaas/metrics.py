@@ -211,6 +211,9 @@ PATH_CAPACITY = Gauge(
     "Known capacity of a path. 0 while unknown.",
     ("source", "destination"),
 )
+PATH_QUEUED = Gauge(
+    "prfaas_manager_path_queued_bytes", "KV that waits to leave over a path.", ("source", "destination")
+)
 PATH_UP = Gauge(
     "prfaas_manager_path_up", "1 while at least one link of a path is up, else 0.", ("source", "destination")
 )
@@ -219,6 +222,11 @@ MANAGER_NEEDED_INSTANCES = Gauge(
     "prfaas_manager_needed_instances",
     "Instances of the cheapest fleet that serves the measured arrivals; absent while unknown.",
     ("cluster", "role"),
+)
+RESOURCE_VALUE = Gauge(
+    "prfaas_manager_resource_value",
+    "Requests per second that one more unit adds to what the deployment sustains: instance:CLUSTER, gbps:SOURCE->TARGET.",
+    ("resource",),
 )
 MANAGER_SILENT = Gauge(
     "prfaas_manager_silent_instances",

@@ -16,7 +16,7 @@ def refresh_gauges(world: World, *, paths: Paths, routing: RequestRouter, replic
     _set_members(world)
     _set_links(paths)
     _set_holdings(world)
-    _set_needed_instances(world)
+    _set_plan(world)
     metrics.MANAGER_SESSIONS.set(routing.num_sessions())
     metrics.THRESHOLD_TOKENS.set(routing.threshold_tokens)
     metrics.MANAGER_BLOCKS.set(world.index.num_blocks())
@@ -49,12 +49,20 @@ def _set_members(world: World) -> None:
 
 
 def _set_links(paths: Paths) -> None:
-    for gauge in (metrics.PATH_GOODPUT, metrics.PATH_CAPACITY, metrics.PATH_UP, metrics.PATH_MULTIPLIER):
+    gauges = (
+        metrics.PATH_GOODPUT,
+        metrics.PATH_CAPACITY,
+        metrics.PATH_QUEUED,
+        metrics.PATH_UP,
+        metrics.PATH_MULTIPLIER,
+    )
+    for gauge in gauges:
         gauge.clear()
     for view in paths.views():
         labels = {"source": view.source, "destination": view.destination}
         metrics.PATH_GOODPUT.labels(**labels).set(view.bytes_per_second)
         metrics.PATH_CAPACITY.labels(**labels).set(view.capacity_bytes_per_second)
+        metrics.PATH_QUEUED.labels(**labels).set(view.queued_bytes)
         metrics.PATH_UP.labels(**labels).set(not view.is_down)
         metrics.PATH_MULTIPLIER.labels(**labels).set(view.congestion.multiplier)
 
@@ -68,8 +76,13 @@ def _set_holdings(world: World) -> None:
         metrics.MANAGER_HELD_BYTES.labels(**labels).inc(holding["num_bytes"])
 
 
-def _set_needed_instances(world: World) -> None:
+def _set_plan(world: World) -> None:
     metrics.MANAGER_NEEDED_INSTANCES.clear()
-    for cluster, counts in (world.plan.needed_instances if world.plan else {}).items():
+    metrics.RESOURCE_VALUE.clear()
+    if world.plan is None:
+        return
+    for cluster, counts in world.plan.needed_instances.items():
         for role, count in counts.items():
             metrics.MANAGER_NEEDED_INSTANCES.labels(cluster=cluster, role=role).set(count)
+    for resource, value in world.plan.resource_values.items():
+        metrics.RESOURCE_VALUE.labels(resource=resource).set(value)

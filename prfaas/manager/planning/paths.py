@@ -53,6 +53,7 @@ class PathMonitor:
     known: list[LinkFigures] = field(default_factory=list)
     planned_bytes_per_second: float = 0.0  # Capacity at `known_at`; unknown links count as the mean.
     known_at: float = float("-inf")  # Time when any link's rate was known last.
+    queued_bytes: int = 0
     num_links: int = 0
     best_bytes_per_second: float = 0.0  # Highest mean rate per link of late.
     best_at: float = float("-inf")
@@ -115,6 +116,7 @@ class Paths:
         for pair, figures in links.items():
             path = self._watched[pair]
             path.bytes_per_second = sum(link.bytes_per_second for link in figures)
+            path.queued_bytes = sum(link.queued_bytes for link in figures)
             path.known = [link for link in figures if link.capacity_bytes_per_second]
             path.capacity_bytes_per_second = sum(map(_carries, figures)) if path.known else 0.0
             path.num_links = len(figures)

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from statistics import fmean
 
 import numpy as np
 
@@ -20,10 +21,19 @@ from prfaas.errors import ConfigError
 from prfaas.manager.config import ManagerConfig
 from prfaas.manager.planning.demand import needed_instances
 from prfaas.manager.planning.paths import Paths
-from prfaas.manager.planning.role_changes import RoleAssignment, RoleChanges
-from prfaas.manager.state.traffic import Traffic, likely_output_tokens
+from prfaas.manager.planning.replay import (
+    REPLAY_SECONDS,
+    drawn_requests,
+    guarded_need,
+    replayed_seconds,
+    sampled_requests,
+)
+from prfaas.manager.planning.role_changes import MIN_GAIN_RATIO, RoleAssignment, RoleChanges
+from prfaas.manager.state.traffic import MIN_REQUESTS, Traffic, likely_output_tokens
 from prfaas.manager.state.world import OFFLOAD_NOTHING, ThresholdPlan, World
+from prfaas.model.capacity.bound import lp_bound
 from prfaas.model.capacity.decoding import decode_capacity
+from prfaas.model.capacity.loads import LoadModel
 from prfaas.model.capacity.ttft import estimate_ttft
 from prfaas.model.cost.egress_price import EgressPrice
 from prfaas.model.cost.lengths import Lengths
@@ -34,6 +44,7 @@ from prfaas.model.planning.plan import Plan
 from prfaas.model.planning.planner import best_plan
 from prfaas.scheduler.roles import Role
 from prfaas.scheduler.threshold import PathCost, Supply
+from prfaas.sim.model.request import SimulatedRequest
 from prfaas.solve.files.deployment_file import read_deployment
 from prfaas.solve.files.traces import find_trace
 from prfaas.types import ClusterName, InstanceId
@@ -207,6 +218,12 @@ class Planner:
             local_ttft = _mean_ttft_seconds(local, _all_local(deployment), workload, arrivals)
             listed = replace(self._deployment, paths=tuple(links_with(inputs.rates, self._deployment)))
             needed = await asyncio.to_thread(needed_instances, listed, workload, arrivals)
+            requests = self._requests_to_replay(workload, arrivals)
+            earlier = self._world.plan.needed_instances if self._world.plan else {}
+            needed = await asyncio.to_thread(guarded_need, needed, earlier, listed, workload, requests)
+            best_now = await asyncio.to_thread(at_price, best, _free(deployment), workload)
+            replayed = await asyncio.to_thread(_replayed, deployment, workload, plan, best_now, requests)
+            values = await asyncio.to_thread(_resource_values, _free(deployment), workload)
             self._max_batches = {pd.name: decode_capacity(pd, deployment, workload).max_batch for pd in deployment.pd}
         except (ConfigError, ValueError, ArithmeticError) as error:
             _log.warning("plan.solve_failed", error=str(error))
@@ -236,6 +253,8 @@ class Planner:
             routes=plan.routes,
             all_local_requests_per_second=local.system_throughput,
             all_local_ttft_seconds=local_ttft,
+            replayed_ttft_seconds=replayed,
+            resource_values=values,
         )
         self._adopt()
 
@@ -269,6 +288,14 @@ class Planner:
         seconds = self._clock() - requests[0].at
         source = f"measured: {len(requests)} requests of the last {seconds:.0f} s"
         return Workload("measured", lengths, with_context(output, lengths)), source
+
+    def _requests_to_replay(self, workload: Workload, arrivals_per_second: float) -> list[SimulatedRequest]:
+        """Return the requests of the last hour; with policy `decode` managers see only the long ones."""
+        now = self._clock()
+        samples = self._traffic.within(REPLAY_SECONDS, now)
+        if self._config.local_policy == "decode" or len(samples) < MIN_REQUESTS:
+            return drawn_requests(workload, arrivals_per_second)
+        return sampled_requests(samples, workload, seen_ratio=self._traffic.seen_ratio(now))
 
     def _sources(self, inputs: _Inputs, lengths: str) -> dict[str, str]:
         measured = ", ".join(f"{source} to {target}" for source, target, _ in inputs.rates)
@@ -317,13 +344,38 @@ def _with_roles(cluster: PdCluster, roles: RoleCounts) -> PdCluster:
 
 def _solved(deployment: Deployment, workload: Workload) -> tuple[Plan, Plan, Plan]:
     """Return the best plans with the present split, with the best split, and without any PrfaaS cluster."""
-    free = replace(deployment, pd=tuple([replace(cluster, num_prefill=None) for cluster in deployment.pd]))
+    free = _free(deployment)
     present, best, local = (best_plan(variant, workload) for variant in (deployment, free, _all_local(free)))
     return present, best, local
 
 
+def _free(deployment: Deployment) -> Deployment:
+    return replace(deployment, pd=tuple([replace(cluster, num_prefill=None) for cluster in deployment.pd]))
+
+
 def _all_local(deployment: Deployment) -> Deployment:
     return replace(deployment, prfaas=(), paths=())
+
+
+def _resource_values(deployment: Deployment, workload: Workload) -> dict[str, float]:
+    """Return what one more unit of each resource adds to the throughput, with all roles free."""
+    loads = LoadModel(deployment, workload)
+    return lp_bound(loads).duals(loads)
+
+
+def _replayed(
+    deployment: Deployment, workload: Workload, present: Plan, best: Plan, requests: Sequence[SimulatedRequest]
+) -> tuple[float | None, float | None] | None:
+    """Return the mean TTFT of recent requests under both plans; None unless the best splits are to be compared."""
+    has_gain = best.system_throughput >= present.system_throughput * (1 + MIN_GAIN_RATIO)
+    if not requests or not has_gain or _splits(present) == _splits(best):
+        return None
+    means = [
+        fmean(replayed_seconds(variant, workload, plan, requests))
+        for variant, plan in ((deployment, present), (_free(deployment), best))
+    ]
+    before, after = (mean if math.isfinite(mean) else None for mean in means)
+    return before, after
 
 
 def served_tenants(tenants: Iterable[TenantShare], pd: Collection[PdCluster]) -> tuple[TenantShare, ...]:

@@ -54,7 +54,7 @@ class RoleChanges:
             self._follow(plan.draining, now)
         if self._change is not None:
             return self._drained(plan, self._change, now)
-        gain = plan.best_requests_per_second / plan.requests_per_second - 1 if plan.requests_per_second else math.inf
+        gain = plan.split_gain_ratio
         self._wishes, wish = step(self._wishes, clusters, gain_ratio=gain, rules=self._rules, now=now)
         if wish is None:
             return None

@@ -50,9 +50,17 @@ class Traffic:
 
     def lately(self, now: float) -> list[RequestSample]:
         """Return the requests of the window, oldest first, or nothing while there are fewer than `MIN_REQUESTS`."""
-        while self._seen and self._seen[0].at <= now - self._window_seconds:
-            self._seen.popleft()
-        return list(self._seen) if len(self._seen) >= MIN_REQUESTS else []
+        requests = self.within(self._window_seconds, now)
+        return requests if len(requests) >= MIN_REQUESTS else []
+
+    def within(self, seconds: float, now: float) -> list[RequestSample]:
+        """Return the requests of the last `seconds`, oldest first, at most `MAX_REQUESTS`."""
+        return [request for request in self._seen if request.at > now - seconds]
+
+    def seen_ratio(self, now: float) -> float:
+        """Return the share of the reported requests that were noted here; 1 while unknown."""
+        reported = self.per_second(now) * min(now - self._reported_from, self._window_seconds)
+        return min(1.0, len(self.within(self._window_seconds, now)) / reported) if reported else 1.0
 
     def note_reports(self, num_requests: int, now: float) -> None:
         """Count requests that routers report, those that a router decided alone included."""

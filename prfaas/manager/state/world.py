@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -69,6 +70,18 @@ class ThresholdPlan:
     # Estimates for the same traffic without any PrfaaS cluster, with the best split.
     all_local_requests_per_second: float = 0.0
     all_local_ttft_seconds: float | None = None
+    # Requests per second that one more instance or Gbit/s adds, by resource.
+    resource_values: Mapping[str, float] = field(default_factory=dict)
+    # Mean TTFT of the last hour in the twin with the present and with the best splits; None where nothing is answered.
+    replayed_ttft_seconds: tuple[float | None, float | None] | None = None
+
+    @property
+    def split_gain_ratio(self) -> float:
+        """Return how much more the best splits sustain; 0 unless the twin answers the last hour faster with them."""
+        before, after = self.replayed_ttft_seconds or (None, None)
+        if after is None or (before is not None and after >= before):
+            return 0.0
+        return self.best_requests_per_second / self.requests_per_second - 1 if self.requests_per_second else math.inf
 
     def to_json(self) -> bytes:
         """Return the inverse of `from_json`."""

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import grpc
 import pytest
+from prometheus_client import REGISTRY
 
+from prfaas.manager.api.gauges import refresh_gauges
 from prfaas.manager.daemon import Manager
 from prfaas.model.planning.fleet import Demand
 from prfaas.model.planning.planner import best_plan
@@ -59,6 +61,11 @@ async def test_keda_scales_each_cluster_and_role_to_the_plans_need(
             client = KedaClient(channel, cluster=cluster, role=role)
             assert await client.replicas() == count
             assert await client.is_active() == await client.stream_is_active() == (count > 0)
+    refresh_gauges(manager.world, paths=manager.paths, routing=manager.routing, replication=manager.replication)
+    values = manager.world.plan.resource_values
+    assert values["instance:pd"] > 0
+    for resource, value in values.items():
+        assert REGISTRY.get_sample_value("prfaas_manager_resource_value", {"resource": resource}) == value
     machines = KedaClient(channel, cluster="pd", instancesPerReplica="2")
     assert await machines.replicas() == sum(needed["pd"].values()) / 2
 
