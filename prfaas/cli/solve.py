@@ -59,6 +59,7 @@ def _parser() -> argparse.ArgumentParser:
         "--load", metavar="LOAD", default="80%", help='arrivals for TTFT with queues: "80%%" of Λ_max, or "2.5req/s"'
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--html", metavar="FILE", type=Path, help="write a report with plots there (extra: plot)")
     parser.add_argument("--plot", metavar="DIR", type=Path, help="write plots there, as SVG (extra: plot)")
     parser.add_argument("--emit", metavar="FILE", type=Path, help="write the plan as settings for prfaas-manager")
     return parser
@@ -66,25 +67,31 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(flags: argparse.Namespace) -> int:
     command = startup.load_extra("prfaas.solve.command", extra="site")
+    screen = startup.load_extra("prfaas.solve.report.screen", extra="site")
     study = command.plan_for(flags)
     if flags.demand is not None or flags.budget is not None:
-        report = startup.load_extra("prfaas.solve.report.screen", extra="site")
         fleets = command.best_for_budget(flags, study) if flags.demand is None else command.cheapest_for(flags, study)
-        print(report.render_fleet(study, *fleets), end="")
-        return 0
+        answer = screen.fleet_answer(study, *fleets)
+    else:
+        answer = screen.answer(study)
     if flags.json:
         export = startup.load_extra("prfaas.solve.report.export", extra="site")
         print(json.dumps(export.to_json(study), indent=2, ensure_ascii=False, allow_nan=False))
     else:
-        report = startup.load_extra("prfaas.solve.report.screen", extra="site")
-        print(report.render(study, explain=flags.explain), end="")
+        print(screen.to_text(answer), end="")
+        if flags.explain:
+            print("\n" + "\n\n".join(section.to_text() for section in screen.sections(study)))
     if flags.emit is not None:
         export = startup.load_extra("prfaas.solve.report.export", extra="site")
         flags.emit.write_text(export.manager_settings(study), encoding="utf-8")
+    if flags.html is not None:
+        page = startup.load_extra("prfaas.solve.report.page", extra="plot")
+        flags.html.write_text(page.to_html(study, answer), encoding="utf-8")
     if flags.plot is not None:
         plots = startup.load_extra("prfaas.solve.report.plots", extra="plot")
         flags.plot.mkdir(parents=True, exist_ok=True)
-        plots.write_all(study, flags.plot)
+        for name, figure in plots.draw_all(study).items():
+            plots.save(figure, flags.plot / f"{name}.svg")
     return 0
 
 

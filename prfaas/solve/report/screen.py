@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from prfaas.model.cost.egress_price import DAY_HOURS
 from prfaas.model.cost.lengths import mean_tokens
@@ -33,22 +34,31 @@ _FIGURES = {
 }
 
 
-def render(study: Study, *, explain: bool) -> str:
-    """Return the plan in a few lines; with `explain` all that is behind it."""
-    sections = [_answer(study)]
-    if explain:
-        sections += [
-            _inputs(study),
-            _options(study),
-            _cost(study),
-            _bound(study),
-            _queueing(study),
-            _notes(study),
-        ]
-    return "\n\n".join(section for section in sections if section) + "\n"
+@dataclass(frozen=True)
+class Section:
+    """Part of the report: lines, a table whose first row has the titles, and lines below it."""
+
+    title: str
+    lines: Sequence[str] = ()
+    rows: Sequence[Sequence[str]] = ()
+    below: Sequence[str] = ()
+
+    def to_text(self) -> str:
+        return "\n".join([*self.lines, *([_table(self.rows)] if self.rows else []), *self.below])
 
 
-def _answer(study: Study) -> str:
+def to_text(rows: Iterable[tuple[str, str]]) -> str:
+    """Return labelled lines."""
+    return "\n".join(f"{label:<9} {text}".rstrip() for label, text in rows) + "\n"
+
+
+def sections(study: Study) -> list[Section]:
+    """Return all that is behind a plan."""
+    found = [_inputs(study), _options(study), _cost(study), _bound(study), _queueing(study), _notes(study)]
+    return [section for section in found if section.lines or section.rows]
+
+
+def answer(study: Study) -> list[tuple[str, str]]:
     """Return the plan itself: the threshold, the roles, what it sustains, costs, and is limited by."""
     rows = [
         ("plan", _routing(study.main.deployment, study.main.plan)),
@@ -56,13 +66,12 @@ def _answer(study: Study) -> str:
         ("sustains", _sustained(study)),
         ("costs", _price(study)),
         ("limit", _purchase(study)),
+        ("inferred", "; ".join(study.inferred)),
     ]
-    if study.inferred:
-        rows.append(("inferred", "; ".join(study.inferred)))
-    return "\n".join(f"{label:<9} {text}" for label, text in rows if text)
+    return [(label, text) for label, text in rows if text]
 
 
-def render_fleet(study: Study, day: Day, local: Day | None, *resized: Day | None) -> str:
+def fleet_answer(study: Study, day: Day, local: Day | None, *resized: Day | None) -> list[tuple[str, str]]:
     """Return the fleet for a demand or a budget, and how it compares with PD instances alone.
 
     `resized` are the cheapest fleets of the parts of the day.
@@ -91,7 +100,7 @@ def render_fleet(study: Study, day: Day, local: Day | None, *resized: Day | None
             ("resized", f"a fleet that follows the demand costs {price / DAY_HOURS:,.2f} an hour ({share:+.1%})")
         )
     rows.append(("inferred", "; ".join(study.inferred)))
-    return "\n".join(f"{label:<9} {text}".rstrip() for label, text in rows if text) + "\n"
+    return [(label, text) for label, text in rows if text]
 
 
 def _instead(day: Day, local: Day | None) -> str:
@@ -181,7 +190,7 @@ def _table(rows: Sequence[Sequence[str]], *, indent: str = "  ") -> str:
     return "\n".join(lines)
 
 
-def _inputs(study: Study) -> str:
+def _inputs(study: Study) -> Section:
     deployment, workload = study.main.deployment, study.workload
     rows = [["cluster", "instances", "profile", "", "egress"]]
     for cluster in deployment.prfaas:
@@ -204,7 +213,7 @@ def _inputs(study: Study) -> str:
         f" ({low:.0f} to {high:.0f}), {workload.output.mean:.0f} out",
         f"decode    {deployment.objectives.decode_tokens_per_second:g} tok/s asked for; largest batch {batch}",
     ]
-    return "\n".join([*lines, "", _table(rows)])
+    return Section("Inputs", lines, rows)
 
 
 def _mark(inferred: Sequence[str]) -> str:
@@ -220,16 +229,16 @@ def _cell(value: float | None, form: str) -> str:
     return _NONE if value is None else form.format(value)
 
 
-def _options(study: Study) -> str:
+def _options(study: Study) -> Section:
     columns = [figures(option) for option in study.options]
     rows = [["", *(option.deployment.name for option in study.options)]]
     rows += [[label, *(_cell(column[name], form) for column in columns)] for name, (label, form) in _FIGURES.items()]
-    return _table(rows)
+    return Section("Options", rows=rows)
 
 
-def _cost(study: Study) -> str:
+def _cost(study: Study) -> Section:
     if study.main.price_per_hour is None:
-        return ""
+        return Section("Cost")
     title = "cost, inferred prices" if "prices" in study.inferred else "cost"
     rows = [[title, "an hour", "a million requests", "Λ_max of PrfaaS-PD over it"]]
     options = [(option.deployment.name, option) for option in study.options]
@@ -241,10 +250,10 @@ def _cost(study: Study) -> str:
         ratio = study.main.plan.system_throughput / throughput if throughput else math.inf
         prices = [_cell(option.price_per_hour, "{:.2f}"), _cell(option.price_per_million, "{:.0f}")]
         rows.append([name, *prices, f"{ratio - 1:+.1%}"])
-    return _table(rows)
+    return Section("Cost", rows=rows)
 
 
-def _bound(study: Study) -> str:
+def _bound(study: Study) -> Section:
     lines = [
         "bound over every routing policy (linear program over lengths and stations)",
         f"  whole instances  {study.integer.system_throughput:.4f} req/s; the plan is {max(study.gap, 0):.4%} below it",
@@ -258,7 +267,7 @@ def _bound(study: Study) -> str:
         label = f"instance of {where}" if kind == "instance" else f"Gbps of {where}"
         share = value * units[name] / study.fractional.system_throughput if value else 0.0
         rows.append([label, f"{value:+.4f} req/s", f"{share:.2f} %"])
-    return "\n".join([*lines, _table(rows)])
+    return Section("Bound", lines, rows)
 
 
 def _units(deployment: Deployment) -> dict[str, float]:
@@ -268,7 +277,7 @@ def _units(deployment: Deployment) -> dict[str, float]:
     return units | {f"gbps:{path.source}->{path.target}": path.bytes_per_second * 8e-9 for path in deployment.paths}
 
 
-def _queueing(study: Study) -> str:
+def _queueing(study: Study) -> Section:
     rate, plan = study.arrivals_per_second, study.main.plan
     rows = [["TTFT", "no queue, mean", "P90", "with queues, mean", "P90"]]
     for option in study.options:
@@ -276,14 +285,14 @@ def _queueing(study: Study) -> str:
         times = (free.mean_seconds, free.quantile_seconds, queued.mean_seconds, queued.quantile_seconds)
         rows.append([option.deployment.name, *(show_seconds(time) for time in times)])
     title = f"at {rate:.2f} req/s ({rate / plan.system_throughput:.0%} of PrfaaS-PD's Λ_max), Poisson arrivals, M/G/k"
-    lines = [title, _table(rows)]
+    below = []
     if study.slo_rate is not None:
-        lines.append(
+        below.append(
             f"  the TTFT objective holds up to {study.slo_rate:.2f} req/s ({study.slo_rate / plan.system_throughput:.0%})"
         )
-    return "\n".join(lines)
+    return Section("Time to first token", [title], rows, below)
 
 
-def _notes(study: Study) -> str:
+def _notes(study: Study) -> Section:
     lines = [f"inferred: {name}" for name in study.inferred] + [f"note: {note}" for note in study.notes]
-    return "\n".join(lines)
+    return Section("Notes", lines)

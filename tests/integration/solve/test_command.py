@@ -87,10 +87,12 @@ HYBRIDS = ["Qwen3-Next", "Kimi-Linear", "Granite-4.0-H-Small", "gpt-oss-120b", "
 def test_a_model_by_name_and_numbers_of_gpus_are_enough(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, model: str
 ) -> None:
-    text = answer(capsys, "--model", model, *TRIAL, "--plot", str(tmp_path))
+    page = tmp_path / "plan.html"
+    text = answer(capsys, "--model", model, *TRIAL, "--plot", str(tmp_path), "--html", str(page))
     assert "0.75 to 1.55 times as long" in text
     assert "prfaas-h100: 2 prefill" in text
     assert (tmp_path / "threshold.svg").is_file()
+    assert "prfaas-h100: 2 prefill" in page.read_text()
 
 
 @pytest.mark.parametrize("price", ["0.02", "0.05", "0.09"])
@@ -197,7 +199,7 @@ def test_manager_loads_the_emitted_file(capsys: pytest.CaptureFixture[str], tmp_
 def test_plots_are_reproducible(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     answer(capsys, "--plot", str(tmp_path / "one"))
     answer(capsys, "--plot", str(tmp_path / "two"))
-    names = {"split.svg", "threshold.svg"}
+    names = {"load.svg", "split.svg", "threshold.svg"}
     assert {file.name for file in (tmp_path / "one").iterdir()} == names
     for name in names:
         drawn = (tmp_path / "one" / name).read_bytes()
