@@ -1,5 +1,7 @@
 """Choice of the instance that prefills a request within its PD cluster, once no PrfaaS cluster takes it."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Literal
 
 from prfaas.scheduler.endpoint_picker.adapter import pick_prefill
@@ -35,7 +37,9 @@ PD_EXPLANATIONS: dict[PdReason, str] = {
     "no_pd_prefill_instance": "a PD-P instance should prefill it, but none is healthy, so the decode instance does",
 }
 _LOCAL: frozenset[PdReason] = frozenset({"short", "ppd_table_local", "static_local"})
-_NUM_SEEDS = 1 << 32
+NUM_SEEDS = 1 << 32
+# Side of PPD's table by the reason of a decision.
+WAS_LOCAL: Mapping[str, bool] = MappingProxyType({"ppd_table_local": True, "ppd_table_pd": False})
 
 
 def choose_pd_prefill(
@@ -107,7 +111,7 @@ def _static(snapshot: Snapshot, request: RequestFacts, decode: InstanceState) ->
         if instance.cluster == decode.cluster and instance.role == "decode"
     )
     share = snapshot.local_turns_ratio * len(names) - (len(names) - 1 - names.index(decode.instance))
-    return "static_local" if request.seed < share * _NUM_SEEDS else "static_pd"
+    return "static_local" if request.seed < share * NUM_SEEDS else "static_pd"
 
 
 def _ppd(snapshot: Snapshot, request: RequestFacts, decode: InstanceState) -> PdReason:

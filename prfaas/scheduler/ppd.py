@@ -30,6 +30,8 @@ SMALL_CONTEXT_TOKENS = 512
 MIN_TURNS = 20  # Turns that one side of a cell needs before a refresh uses them.
 MAX_TURNS = 200  # Latest turns of one side of a cell that a refresh averages.
 FAILED_SECONDS = 60.0
+REFRESH_SECONDS = 5.0
+WINDOW_SECONDS = 600.0  # Turns of so long refresh the table.
 
 # Class limits. A value belongs to the first entry whose limit it does not exceed.
 _SHORT_INPUT: Sequence[tuple[float, WorkloadType]] = (  # By output tokens, for input/output below 0.25.
@@ -219,8 +221,9 @@ class ServedTurn:
 class PpdRefresh:
     """Table whose cells follow the turns served during the last `window_seconds`."""
 
-    def __init__(self, table: PpdTable, *, window_seconds: float) -> None:
-        self._table = table
+    def __init__(self, table: PpdTable, *, window_seconds: float = WINDOW_SECONDS) -> None:
+        self._table = self._current = table
+        self._due = 0.0
         self._window_seconds = window_seconds
         self._served: dict[tuple[TableCell, bool], deque[ServedTurn]] = {}
 
@@ -229,6 +232,12 @@ class PpdRefresh:
         entry = self._table.find(served.turn, served.qps)
         if entry is not None:
             self._served.setdefault((entry.cell, served.was_local), deque(maxlen=MAX_TURNS)).append(served)
+
+    def current(self, now: float) -> PpdTable:
+        """Return the table, at most `REFRESH_SECONDS` old."""
+        if now >= self._due:
+            self._current, self._due = self.table(now), now + REFRESH_SECONDS
+        return self._current
 
     def table(self, now: float) -> PpdTable:
         """Return the table with every side of a cell that has enough recent turns."""

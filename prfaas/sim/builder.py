@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 from prfaas.errors import ConfigError
 from prfaas.model.capacity.decoding import decode_capacity
@@ -15,19 +16,21 @@ from prfaas.model.cost.workload import Workload
 from prfaas.model.deployment import Deployment, PdCluster
 from prfaas.model.planning.egress_threshold import at_egress_price
 from prfaas.model.planning.plan import Plan
+from prfaas.model.planning.planner import best_plan
 from prfaas.scheduler.colocation import SharingPolicy
+from prfaas.scheduler.endpoint_picker.config import load
 from prfaas.scheduler.ppd import PpdTable, read_measured
 from prfaas.scheduler.snapshot import InstanceState, Snapshot
 from prfaas.sim.model import faults
 from prfaas.sim.model.engine import InstanceSpec
 from prfaas.sim.model.faults import PlannedEvents
+from prfaas.sim.model.policies import PolicyRules
 from prfaas.sim.model.prefix_cache import CacheRules
 from prfaas.sim.model.sharing import SharingSpec, SharingSpeeds, modelled_speeds, read_sharing
 from prfaas.sim.scenario import Scenario
 from prfaas.sim.twin import DEFAULT_CACHE_BLOCKS, FollowUp, NetworkSpec, RoutingRules, SimulatedNode, Twin, Watch
 from prfaas.types import AgentName, ClusterKind, ClusterName, InstanceId, InstanceRole, LocalPolicy
 
-_LOCAL_POLICIES: dict[str, LocalPolicy] = {"decode": "decode", "pd": "pd", "ppd": "ppd"}
 _LONGER_THAN_ANY = 1 << 62
 _HEDGE_SECONDS = 2.0  # Default of the connector's `silence_seconds`.
 
@@ -77,9 +80,11 @@ def deploy(
         Snapshot(
             threshold_tokens(plan),
             (),
-            local_policy="decode" if scenario.shared else _LOCAL_POLICIES[scenario.local_policy],
+            local_policy="decode" if scenario.shared else cast("LocalPolicy", scenario.local_policy),
             ppd_table=None if scenario.ppd_table is None else _read_ppd_table(scenario.ppd_table),
+            endpoint_picker=_read_endpoint_picker(scenario.endpoint_picker),
             requests_per_second=rate,
+            local_turns_ratio=scenario.local_turns_ratio,
             routes=plan.routes,
         ),
         CacheRules(scenario.block_tokens, scenario.announce),
@@ -94,6 +99,7 @@ def deploy(
         thresholds_by_hour=()
         if scenario.threshold is not None
         else _priced_thresholds(deployment, workload, plan, rate),
+        policies=_policies(deployment, workload, plan, scenario),
     )
     return Twin(_nodes(deployment, workload, plan, scenario), network, rules, follow_up=follow_up, watch=watch)
 
@@ -106,6 +112,31 @@ def _priced_thresholds(
     hours = sorted(set().union(*(price.change_hours for price in prices)))
     at_price = partial(at_egress_price, plan, deployment, workload, requests_per_second=rate)
     return tuple((hour, threshold_tokens(at_price(hour=hour))) for hour in hours)
+
+
+def _policies(deployment: Deployment, workload: Workload, plan: Plan, scenario: Scenario) -> PolicyRules:
+    rules = PolicyRules(rebalance_bytes_per_second=scenario.rebalance, refreshes_ppd=scenario.ppd_table is not None)
+    if not scenario.role_policy:
+        return rules
+    free = replace(deployment, pd=tuple(replace(pd, num_prefill=None) for pd in deployment.pd))
+    best = best_plan(free, workload)
+    return replace(
+        rules,
+        best_num_prefill={ClusterName(split.cluster): split.num_prefill for split in best.splits},
+        gain_ratio=best.system_throughput / plan.system_throughput - 1 if plan.system_throughput else math.inf,
+        max_batch=decode_capacity(deployment.pd[0], deployment, workload).max_batch,
+    )
+
+
+def _read_endpoint_picker(path: Path | None) -> str:
+    if path is None:
+        return ""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"endpoint_picker: {path}: {error}") from error
+    load(text, name=f"endpoint_picker: {path}")
+    return text
 
 
 def _read_ppd_table(path: Path) -> PpdTable:

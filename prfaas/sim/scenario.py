@@ -15,12 +15,14 @@ from prfaas.units import choice
 DEFAULT_LOAD = "80%"
 # Shorter prompts than a block find no prefix; the largest blocks of engines are some thousand tokens.
 MAX_BLOCK_TOKENS = 1 << 14
-LOCAL_POLICIES = ("decode", "pd", "ppd")
+LOCAL_POLICIES = ("decode", "pd", "ppd", "static", "endpoint_picker")
 _STATIONS = {"fidelity": "stations"}
 _INSTANCES = {"fidelity": "instances"}
 _SHARED = _INSTANCES | {"shared": True}
 _APART = _INSTANCES | {"shared": False}
 _PPD = _INSTANCES | {"local_policy": "ppd"}
+_STATIC = _INSTANCES | {"local_policy": "static"}
+_PICKER = _INSTANCES | {"local_policy": "endpoint_picker"}
 VARIANTS = ("prfaas-pd", "homogeneous-pd", "naive-heterogeneous-pd")
 
 
@@ -110,7 +112,21 @@ class Scenario:
     sharing_profile: Path | None = setting(
         "path", default=None, only_where=_SHARED, doc="Profile by prfaas-colocate profile; empty: RAPID-Serve's speeds."
     )
-    ppd_table: Path | None = setting("path", default=None, only_where=_PPD, doc="PPD table as JSON.")
+    ppd_table: Path | None = setting(
+        "path", default=None, only_where=_PPD, doc="PPD table as JSON; it follows the turns served."
+    )
+    local_turns_ratio: float = setting(
+        "ratio", default=0.0, only_where=_STATIC, doc="Share of later turns that decode instances prefill."
+    )
+    endpoint_picker: Path | None = setting(
+        "path", default=None, only_where=_PICKER, doc="EndpointPickerConfig of llm-d; empty: its default."
+    )
+    role_policy: bool = setting(
+        "flag", default=False, only_where=_APART, doc="Change roles towards the best N_p under load, as managers do."
+    )
+    rebalance: float = setting(
+        "rate", default=0.0, only_where=_INSTANCES, doc="Egress of a cluster for copies of hot prefixes."
+    )
     chunk_tokens: int | None = setting(
         "tokens", default=None, minimum=1, only_where=_INSTANCES, doc="Tokens per iteration; empty: whole prompts."
     )

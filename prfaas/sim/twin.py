@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -11,6 +11,8 @@ from typing import Any
 from prfaas.errors import ConfigError
 from prfaas.model.cost.curve import Curve
 from prfaas.scheduler.hedge import InboundProgress, RecomputeQueue, decide
+from prfaas.scheduler.pd_prefill import NUM_SEEDS
+from prfaas.scheduler.rebalance import PlannedCopy
 from prfaas.scheduler.route import Decision, route
 from prfaas.scheduler.snapshot import InstanceState, RequestFacts, Snapshot
 from prfaas.sim.kernel.meter import Load
@@ -19,6 +21,7 @@ from prfaas.sim.model.engine import Callbacks, InstanceSpec, Prefill, SimulatedE
 from prfaas.sim.model.faults import EgressChange, Outage, PlannedEvents, PlannedRoleChange
 from prfaas.sim.model.network import Egress, Transfers
 from prfaas.sim.model.path_monitor import EgressMonitor
+from prfaas.sim.model.policies import STEP_SECONDS, CopyPolicy, PolicyRules, PpdTurns, RolePolicy
 from prfaas.sim.model.prefix_cache import CacheRules, NodeCaches
 from prfaas.sim.model.request import SimulatedRequest
 from prfaas.sim.model.sharing import SharedInstance, SharingSpec
@@ -31,6 +34,8 @@ Watch = Callable[[Snapshot, RequestFacts, Decision], None]
 DEFAULT_CACHE_BLOCKS = 1 << 16
 # Pause between two looks at a transfer, as a share of a local prefill.
 _HEDGE_INTERVAL_RATIO = 0.1
+# Odd number near the golden section of the seeds' range, whose multiples spread evenly.
+_SPREAD = 2654435769
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,7 @@ class RoutingRules:
     follows_congestion: bool = False
     hedge_seconds: float = math.inf
     thresholds_by_hour: tuple[tuple[float, int], ...] = ()
+    policies: PolicyRules = field(default_factory=PolicyRules)
 
     def threshold_tokens(self, seconds: float) -> int:
         """Return t at a moment of the run."""
@@ -101,6 +107,7 @@ class Twin:
         self._groups: dict[str, list[SimulatedEngine]] = {}
         for name, node in self._nodes.items():
             self._groups.setdefault(f"{node.state.cluster} {node.state.role}", []).append(self.instances[name])
+        self._clusters = {state.agent: state.cluster for state in self._states.values()}
         self._session_agent: dict[int, AgentName] = {}
         # Decisions of active requests. A request that is sent again is replaced by a fresh one.
         self._decisions: dict[SimulatedRequest, Decision] = {}
@@ -126,7 +133,40 @@ class Twin:
         # The current role change of an instance, and later ones that wait for its end.
         self._role_changes: dict[InstanceId, deque[PlannedRoleChange]] = {}
         self._draining: set[InstanceId] = set()
+        self._cold_uses: dict[InstanceId, float] = {}
+        table = rules.snapshot.ppd_table
+        self._ppd = PpdTurns(table) if table is not None and rules.policies.refreshes_ppd else None
+        self.copies: CopyPolicy | None = None
+        self._start_policies(rules.policies)
         self._plan_events(rules.events)
+
+    def _start_policies(self, rules: PolicyRules) -> None:
+        """Begin to step the policies that managers step twice a second."""
+        if rules.best_num_prefill:
+            self._role_policy = RolePolicy(rules)
+            self.timeline.every(STEP_SECONDS, self._step_roles)
+        if rules.rebalance_bytes_per_second:
+            clusters = {node.state.agent: node.state.cluster for node in self._nodes.values() if node.cache_blocks}
+            self.copies = CopyPolicy(
+                rules.rebalance_bytes_per_second, self._caches, clusters, num_bytes=self._prefix_bytes, send=self._copy
+            )
+            self.timeline.every(STEP_SECONDS, lambda: self.copies and self.copies.step(self.timeline.now))
+
+    def _step_roles(self) -> None:
+        change = None if self._role_changes else self._role_policy.step(self._states, self.timeline.now)
+        if change is not None:
+            self._change_role(PlannedRoleChange(change.instance, self.timeline.now, 0.0, change.role))
+
+    def _prefix_bytes(self, num_blocks: int) -> float:
+        return self.network.kv(num_blocks * self.rules.caches.block_tokens)
+
+    def _copy(self, copy: PlannedCopy, arrived: Callable[[PlannedCopy], None]) -> None:
+        """Send a prefix, within a cluster at a node's own rate, else over the egress of its cluster."""
+        source, target = (self._clusters[agent] for agent in (copy.source, copy.destination))
+        egress = self.egress[source]
+        if source == target:
+            egress = Egress(self.timeline, self.network.intra_bytes_per_second)
+        egress.send(copy.num_bytes, arrived, copy)
 
     def _engine(self, node: SimulatedNode) -> SimulatedEngine:
         callbacks = Callbacks(self._send, self._prefilled, self._answered)
@@ -170,21 +210,29 @@ class Twin:
         decision = route(snapshot, facts)
         if self._watch is not None:
             self._watch(snapshot, facts, decision)
+        if self._ppd is not None:
+            self._ppd.decided(request, snapshot, facts, decision)
+        if self.copies is not None:
+            self.copies.note(request, facts.cached_tokens, self.rules.caches.block_tokens, self.timeline.now)
         request.reason = decision.reason
         if decision.decode is None:
             return
         self._decisions[request] = decision
-        for name in {decision.decode, decision.prefill or decision.decode}:
+        for name in _instances_of(decision):
             self._count(name, 1)
+        if not any(facts.cached_tokens.values()):
+            self._cold_uses[decision.decode] = self.timeline.now
         self._session_agent[request.session] = self._nodes[decision.decode].state.agent
         self._start(request, decision)
 
     def _inputs(self, request: SimulatedRequest) -> tuple[Snapshot, RequestFacts]:
         """Return the inputs of `route`."""
+        fixed, now = self.rules.snapshot, self.timeline.now
         snapshot = replace(
-            self.rules.snapshot,
-            threshold_tokens=self.rules.threshold_tokens(self.timeline.now),
-            instances=tuple(self._states.values()),
+            fixed,
+            threshold_tokens=self.rules.threshold_tokens(now),
+            instances=tuple(self._observed() if fixed.local_policy == "endpoint_picker" else self._states.values()),
+            ppd_table=self._ppd.table(now) if self._ppd is not None else fixed.ppd_table,
             **self.path_monitor.fields,
         )
         facts = RequestFacts(
@@ -194,9 +242,27 @@ class Twin:
             session_agent=self._session_agent.get(request.session) if request.turn > 1 else None,
             turn=request.turn,
             max_output_tokens=request.num_output_tokens,
-            seed=request.index + 1,
+            # The policy `static` compares seeds with shares of their range.
+            seed=(request.index + 1) * (_SPREAD if fixed.local_policy == "static" else 1) % NUM_SEEDS,
         )
         return snapshot, facts
+
+    def _observed(self) -> Iterator[InstanceState]:
+        """Yield the instances with what engines and requests in progress tell an endpoint picker."""
+        tokens = Counter[InstanceId]()
+        for request, decision in self._decisions.items():
+            tokens.update(dict.fromkeys(_instances_of(decision), request.num_prompt_tokens))
+        for name, state in self._states.items():
+            engine = self.instances[name]
+            yield replace(
+                state,
+                num_running=engine.num_running,
+                num_waiting=engine.num_waiting,
+                kv_usage_ratio=engine.kv_usage_ratio,
+                num_in_flight=state.num_requests,
+                num_in_flight_tokens=tokens[name],
+                last_cold_use=self._cold_uses.get(name),
+            )
 
     def _count(self, name: InstanceId, change: int) -> None:
         num_requests = self._states[name].num_requests + change
@@ -303,6 +369,8 @@ class Twin:
     def _answered(self, request: SimulatedRequest) -> None:
         decision = self._decisions.pop(request)
         assert decision.decode is not None
+        if self._ppd is not None:
+            self._ppd.answered(request, self.timeline.now)
         self._count(decision.decode, -1)
         self._caches.keep(self._nodes[decision.decode].state.agent, request.blocks_after)
         following = self._follow_up(request, self.timeline.now) if self._follow_up else None
@@ -431,6 +499,11 @@ class Twin:
         self.instances[name] = after
         if name in self._dead:
             after.stop()
+
+
+def _instances_of(decision: Decision) -> set[InstanceId]:
+    assert decision.decode is not None
+    return {decision.decode, decision.prefill or decision.decode}
 
 
 def _refuse_unknown(setting: str, kind: str, named: Iterable[str], known: Collection[str]) -> None:

@@ -11,8 +11,8 @@ from prfaas.index.query import MatchResult, Query
 from prfaas.kv.layout import prefix_groups
 from prfaas.manager.config import GRANT_SECONDS, ManagerConfig
 from prfaas.manager.operations.commands import Copies, CopyOrder, Purpose
-from prfaas.manager.state.traffic import Popularity
 from prfaas.manager.state.world import World
+from prfaas.scheduler.popularity import Popularity
 from prfaas.scheduler.rebalance import (
     HotPrefix,
     Participants,

@@ -11,12 +11,9 @@ from prfaas.errors import ConfigError
 from prfaas.manager.routing.decision_log import RecordedDecision
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.scheduler.endpoint_picker.config import load
-from prfaas.scheduler.pd_prefill import later_turn
+from prfaas.scheduler.pd_prefill import WAS_LOCAL, later_turn
 from prfaas.scheduler.ppd import FAILED_SECONDS, PpdRefresh, PpdTable, ServedTurn, read_measured, to_measured
 
-REFRESH_SECONDS = 5.0
-WINDOW_SECONDS = 600.0  # Turns of so long refresh the table.
-_WAS_LOCAL = {"ppd_table_local": True, "ppd_table_pd": False}  # Keyed by the reason of the decision.
 MAX_SECONDS = 3600.0
 
 
@@ -26,23 +23,18 @@ class LivePpdTable:
     def __init__(self, table: PpdTable | None, *, clock: Callable[[], float]) -> None:
         """`clock` is monotonic."""
         self._clock = clock
-        self._refresh = PpdRefresh(table, window_seconds=WINDOW_SECONDS) if table else None
-        self._current = table
-        self._due = 0.0
+        self._refresh = PpdRefresh(table) if table else None
 
     def current(self) -> PpdTable | None:
-        """Return the table, at most `REFRESH_SECONDS` old."""
-        now = self._clock()
-        if self._refresh is not None and now >= self._due:
-            self._current, self._due = self._refresh.table(now), now + REFRESH_SECONDS
-        return self._current
+        """Return the table of late."""
+        return self._refresh and self._refresh.current(self._clock())
 
     def note(self, recorded: RecordedDecision, report: pb.ReportRequestsRequest.Answered) -> None:
         """Record the outcome of a turn that the table decided.
 
         Responses that were not streamed have no TTFT and are skipped.
         """
-        was_local = _WAS_LOCAL.get(recorded.decision.reason)
+        was_local = WAS_LOCAL.get(recorded.decision.reason)
         is_failed = report.status >= 500 or bool(report.fallback)
         is_answered = report.status == 200 and report.streamed and 0 < report.ttft_seconds < MAX_SECONDS
         if self._refresh is None or was_local is None or not (is_failed or is_answered):

@@ -16,16 +16,27 @@ class Timeline:
         self.now = 0.0
         self._due: list[tuple[float, int, Action, Any]] = []
         self._added = 0
+        self._num_periodic = 0
 
     def at(self, seconds: float, action: Action, argument: Any) -> None:
         """Plan `action(argument)` for a moment that is not in the past."""
         self._added += 1
         heapq.heappush(self._due, (seconds, self._added, action, argument))
 
-    @property
-    def is_empty(self) -> bool:
-        """Return whether no action is due any more."""
-        return not self._due
+    def every(self, seconds: float, action: Callable[[], None]) -> None:
+        """Run `action()` after each `seconds`, until nothing but such actions is left."""
+
+        def tick(_: None) -> None:
+            self._num_periodic -= 1
+            action()
+            if len(self._due) > self._num_periodic:
+                plan()
+
+        def plan() -> None:
+            self._num_periodic += 1
+            self.at(self.now + seconds, tick, None)
+
+        plan()
 
     def run(self) -> None:
         """Run all actions, including those that they add."""

@@ -191,6 +191,21 @@ class SimulatedEngine:
         """Return the tokens that the KV memory holds."""
         return self._spec.kv_tokens
 
+    @property
+    def num_running(self) -> int:
+        """Return the requests that decode."""
+        return self._batch.num
+
+    @property
+    def num_waiting(self) -> int:
+        """Return the requests that have not begun."""
+        return len(self._queue)
+
+    @property
+    def kv_usage_ratio(self) -> float:
+        """Return the share of the KV memory that decoding requests hold."""
+        return min(1.0, self._batch.context / self._spec.kv_tokens)
+
     def prefill(self, prefill: Prefill) -> None:
         """Queue a prompt; a stopped engine loses it."""
         if not self._is_stopped:
@@ -264,6 +279,10 @@ class SimulatedInstance(SimulatedEngine):
         self._num_steps = 0
         self._started = 0.0
         self._is_idle = True
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._queue) + len(self._joining)
 
     def decode(self, request: SimulatedRequest) -> None:
         if not self._is_stopped:

@@ -44,7 +44,7 @@ class EgressMonitor:
 
     def start(self) -> None:
         """Begin to sample."""
-        self._timeline.at(self._timeline.now + _EVERY_SECONDS, self._sample, None)
+        self._timeline.every(_EVERY_SECONDS, self._sample)
 
     def set_down(self, source: ClusterName, *, is_down: bool) -> None:
         """Note that all links of a cluster are down, or up again."""
@@ -52,7 +52,7 @@ class EgressMonitor:
         self._down = self._down | paths if is_down else self._down - paths
         self._update_fields()
 
-    def _sample(self, _: None) -> None:
+    def _sample(self) -> None:
         for name, egress in self._egress.items():
             queued, sent = egress.queued_bytes(), self._sent[name]
             sent.append(egress.sent.total)
@@ -60,8 +60,6 @@ class EgressMonitor:
             sample = PathSample(rate, self._known_capacity(name, queued), int(queued), 0.0, 0.0, 0.0)
             self._states[name] = step(self._states[name], sample, now=self._timeline.now, limits=_LIMITS)
         self._update_fields()
-        if not self._timeline.is_empty:
-            self.start()
 
     def _known_capacity(self, name: ClusterName, queued: float) -> float:
         """Return the rate that agents would report, since they learn it only while the link is busy; 0 if unknown."""

@@ -161,6 +161,11 @@ class NodeCaches:
         cache = self._caches.get(agent)
         return min(cache.match(request.blocks), request.num_prompt_tokens - 1) if cache is not None else 0
 
+    def holds(self, agent: AgentName, blocks: Sequence[BlockHash]) -> bool:
+        """Return whether a node holds the whole chain."""
+        cache = self._caches.get(agent)
+        return cache is not None and cache.match(blocks) == len(blocks) * self._rules.block_tokens
+
     def keep(self, agent: AgentName, blocks: Sequence[BlockHash]) -> None:
         """Use these blocks on a node, which holds them from now on."""
         cache = self._caches.get(agent)

@@ -7,9 +7,9 @@ from types import MappingProxyType
 import pytest
 
 from prfaas.manager.routing.decision_log import RecordedDecision
-from prfaas.manager.routing.policy import REFRESH_SECONDS, LivePpdTable
+from prfaas.manager.routing.policy import LivePpdTable
 from prfaas.rpc.generated import manager_pb2 as pb
-from prfaas.scheduler.ppd import FAILED_SECONDS, MIN_TURNS, PpdEntry, PpdTable, to_measured
+from prfaas.scheduler.ppd import FAILED_SECONDS, MIN_TURNS, REFRESH_SECONDS, PpdEntry, PpdTable, to_measured
 from prfaas.scheduler.route import route
 from prfaas.scheduler.snapshot import InstanceState, RequestFacts, Snapshot
 from prfaas.types import AgentName, ClusterName, InstanceId, InstanceRole

@@ -44,10 +44,10 @@ def test_second_region_is_replayed_with_its_instances() -> None:
     (pd,), (prfaas,) = listed.pd, listed.prfaas
     both = replace(listed, prfaas=(prfaas, replace(prfaas, name="far")), pd=(pd, replace(pd, name="north")))
     requests = drawn_requests(traffic, 2.4)[:500]
-    one, two = (
+    alone, both_regions = (
         fmean(replayed_seconds(variant, traffic, best_plan(variant, traffic), requests)) for variant in (listed, both)
     )
-    assert two < one
+    assert both_regions < alone
 
 
 def test_requests_that_other_managers_saw_are_replaced_by_a_faster_pace() -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from prfaas.hashing import HashChain, root_hash
-from prfaas.manager.state.traffic import MAX_PREFIXES, MEMORY_SECONDS, Popularity
+from prfaas.scheduler.popularity import MAX_PREFIXES, MEMORY_SECONDS, Popularity
 from prfaas.types import Prefix
 
 CHAIN = HashChain(root_hash("m"), range(400))
