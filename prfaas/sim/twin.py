@@ -147,10 +147,10 @@ class Twin:
             self.timeline.every(STEP_SECONDS, self._step_roles)
         if rules.rebalance_bytes_per_second:
             clusters = {node.state.agent: node.state.cluster for node in self._nodes.values() if node.cache_blocks}
-            self.copies = CopyPolicy(
+            self.copies = copies = CopyPolicy(
                 rules.rebalance_bytes_per_second, self._caches, clusters, num_bytes=self._prefix_bytes, send=self._copy
             )
-            self.timeline.every(STEP_SECONDS, lambda: self.copies and self.copies.step(self.timeline.now))
+            self.timeline.every(STEP_SECONDS, lambda: copies.step(self.timeline.now))
 
     def _step_roles(self) -> None:
         change = None if self._role_changes else self._role_policy.step(self._states, self.timeline.now)
