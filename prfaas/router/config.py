@@ -129,6 +129,12 @@ class RouterConfig:
         "text_list", default=(), doc="Managers (host:port), which know instances and caches, and decide."
     )
     cluster: str = setting("text", default="", doc="PD cluster of this router; empty: any instance may decode.")
+    overflow: bool = setting(
+        "flag",
+        default=False,
+        only_where={"cluster": GIVEN},
+        doc="Requests may decode in another PD cluster if its cached tokens or shorter queues save 16K tokens of work.",
+    )
     fleet_file: Path | None = setting(
         "path",
         default=None,

@@ -190,6 +190,7 @@ async def _running_router(
             tokenizer=Tokenizer(session),
             pd_protocol=config.pd_protocol,
             cluster=ClusterName(config.cluster),
+            has_overflow=config.overflow,
             clusters_of_tenants=config.clusters_of_tenants(),
         )
         records = RequestRecords()

@@ -11,6 +11,7 @@ LeaveReason = Literal["session_node_full", "session_node_slow", "session_node_go
 REQUEST_TOKENS = 4096  # Work of a running request: about the uncached tokens of an 8K prompt.
 LOAD_SLACK = 32  # An instance with this many requests more than the least loaded one takes no new request.
 SESSION_TOKENS = 4 * REQUEST_TOKENS  # Cached tokens to assume on the session's node while the caches are unknown.
+AWAY_TOKENS = 4 * REQUEST_TOKENS  # Work that another PD cluster must save a request.
 KV_AMPLE_RATIO = 0.8  # Below this share of KV blocks in use no request waits for blocks.
 KV_FULL_RATIO = 0.98  # Above this share requests wait for blocks or preempt others, so the instance is full.
 KV_WAIT_TOKENS = 16 * REQUEST_TOKENS  # Work that represents the wait at an instance that is almost full.
@@ -24,7 +25,8 @@ def tie_break(instance: InstanceState, request: RequestFacts) -> int:
 def choose_instance(candidates: Iterable[InstanceState], request: RequestFacts) -> InstanceState | None:
     """Return the instance with the fewest tokens to compute before it can answer; None without a usable instance.
 
-    These are the prompt's uncached tokens, those of running requests, and the cost of waiting for KV blocks.
+    These are the prompt's uncached tokens, those of running requests, and the costs of waiting for KV blocks and of
+    leaving the home cluster.
     An instance that is full, or far busier than the others, is used only if all are.
     Among equals the session's node wins, then `request.seed` decides.
     """
@@ -36,6 +38,8 @@ def choose_instance(candidates: Iterable[InstanceState], request: RequestFacts) 
         ahead = instance.num_requests * REQUEST_TOKENS - cached
         if instance.kv_usage_ratio > KV_AMPLE_RATIO:
             ahead += _kv_wait_tokens(instance.kv_usage_ratio)
+        if request.home and instance.cluster != request.home:
+            ahead += AWAY_TOKENS
         return ahead, not is_own, tie_break(instance, request), instance.instance
 
     return min(_not_slow(_not_full(usable(candidates, request))), key=cost, default=None)

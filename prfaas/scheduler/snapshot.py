@@ -121,6 +121,7 @@ class RequestFacts:
         caches_known: False while no node has registered a layout of the model, so that nothing counts as cached.
         seed: Spreads requests over equal instances; 0 orders these by name.
         clusters: Clusters that may see the prompt and its KV; empty: all.
+        home: PD cluster that is preferred to others; None: all are equal.
     """
 
     num_prompt_tokens: int
@@ -135,6 +136,7 @@ class RequestFacts:
     caches_known: bool = True
     seed: int = 0
     clusters: frozenset[ClusterName] = frozenset()
+    home: ClusterName | None = None
 
     def cached_at(self, agent: AgentName) -> int:
         """Return the usable prefix on one node, in tokens."""

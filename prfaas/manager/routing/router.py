@@ -108,7 +108,9 @@ class RequestRouter:
 
     def _snapshot(self, request: pb.RouteRequest, places: Places) -> Snapshot:
         """Return the deployment as the scheduler sees it."""
-        instances = self._instances.states(places, cluster=request.cluster, in_flight=request.in_flight)
+        instances = self._instances.states(
+            places, cluster="" if request.overflow else request.cluster, in_flight=request.in_flight
+        )
         always_abundant = self.config.bandwidth == "abundant"
         states = self._paths.states(
             (instance.cluster for instance in instances),
@@ -166,6 +168,7 @@ class RequestRouter:
             max_output_tokens=request.max_output_tokens,
             seed=int.from_bytes(request.request_id[:_SEED_BYTES], "little"),
             clusters=frozenset(map(ClusterName, request.tenant_clusters)),
+            home=ClusterName(request.cluster) if request.overflow and request.cluster else None,
         )
 
     def _conversation(self, request: pb.RouteRequest, now: float) -> tuple[AgentName | None, int]:

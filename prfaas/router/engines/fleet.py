@@ -264,10 +264,10 @@ class Fleet:
         """Return the input of a decision.
 
         It has the instances that serve `model`, or all if none does, so that an engine rejects the name. With a cluster of
-        its own, the router uses only that cluster's decode instances. Resting and silent instances and open breakers are
-        left out, unless no other instance can decode.
+        its own, the router uses only that cluster's decode instances, unless requests may overflow. Resting and silent
+        instances and open breakers are left out, unless no other instance can decode.
         """
-        own = self._config.cluster
+        own = "" if self._config.overflow else self._config.cluster
         everything = self._instances.values()
         serving = [
             instance

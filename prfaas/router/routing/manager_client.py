@@ -105,6 +105,7 @@ class DecisionClient:
             tenant_clusters=sorted(routing.facts.clusters),
             session=routing.session,
             cluster=self._config.cluster,
+            overflow=self._config.overflow,
             max_output_tokens=routing.facts.max_output_tokens,
             turn=routing.facts.turn,
             request_id=routing.request_id,

@@ -62,6 +62,7 @@ class RequestHandler:
     tokenizer: Tokenizer
     pd_protocol: PdProtocol = "prfaas"
     cluster: ClusterName | None = None
+    has_overflow: bool = False
     clusters_of_tenants: Mapping[str, frozenset[ClusterName]] = field(default_factory=dict)
 
     async def open(self, parsed: ParsedRequest, record: RequestRecord, *, session: str) -> EngineResponse:
@@ -100,6 +101,7 @@ class RequestHandler:
             max_output_tokens=parsed.max_output_tokens,
             seed=secrets.randbits(32),
             clusters=self.clusters_of_tenants.get(parsed.tenant, frozenset()),
+            home=self.cluster if self.has_overflow else None,
         )
         if facts.clusters and self.cluster not in facts.clusters:
             raise NoEngineReady("this router's cluster may not see the prompts of your tenant")

@@ -343,7 +343,7 @@ class Refusal(_message.Message):
     def __init__(self, reason: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
 
 class RouteRequest(_message.Message):
-    __slots__ = ("model", "units", "num_prompt_tokens", "prompt_hash", "checkpoints", "tenant", "session", "cluster", "max_output_tokens", "excluded_instances", "turn", "request_id", "in_flight", "tenant_clusters")
+    __slots__ = ("model", "units", "num_prompt_tokens", "prompt_hash", "checkpoints", "tenant", "session", "cluster", "max_output_tokens", "excluded_instances", "turn", "request_id", "in_flight", "tenant_clusters", "overflow")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     UNITS_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -358,6 +358,7 @@ class RouteRequest(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
     TENANT_CLUSTERS_FIELD_NUMBER: _ClassVar[int]
+    OVERFLOW_FIELD_NUMBER: _ClassVar[int]
     model: str
     units: bytes
     num_prompt_tokens: int
@@ -372,7 +373,8 @@ class RouteRequest(_message.Message):
     request_id: bytes
     in_flight: _containers.RepeatedCompositeFieldContainer[InFlight]
     tenant_clusters: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, model: _Optional[str] = ..., units: _Optional[bytes] = ..., num_prompt_tokens: _Optional[int] = ..., prompt_hash: _Optional[bytes] = ..., checkpoints: _Optional[_Iterable[_Union[StatedCheckpoint, _Mapping]]] = ..., tenant: _Optional[str] = ..., session: _Optional[str] = ..., cluster: _Optional[str] = ..., max_output_tokens: _Optional[int] = ..., excluded_instances: _Optional[_Iterable[str]] = ..., turn: _Optional[int] = ..., request_id: _Optional[bytes] = ..., in_flight: _Optional[_Iterable[_Union[InFlight, _Mapping]]] = ..., tenant_clusters: _Optional[_Iterable[str]] = ...) -> None: ...
+    overflow: bool
+    def __init__(self, model: _Optional[str] = ..., units: _Optional[bytes] = ..., num_prompt_tokens: _Optional[int] = ..., prompt_hash: _Optional[bytes] = ..., checkpoints: _Optional[_Iterable[_Union[StatedCheckpoint, _Mapping]]] = ..., tenant: _Optional[str] = ..., session: _Optional[str] = ..., cluster: _Optional[str] = ..., max_output_tokens: _Optional[int] = ..., excluded_instances: _Optional[_Iterable[str]] = ..., turn: _Optional[int] = ..., request_id: _Optional[bytes] = ..., in_flight: _Optional[_Iterable[_Union[InFlight, _Mapping]]] = ..., tenant_clusters: _Optional[_Iterable[str]] = ..., overflow: _Optional[bool] = ...) -> None: ...
 
 class InFlight(_message.Message):
     __slots__ = ("instance", "num_requests", "num_tokens")

@@ -53,6 +53,19 @@ async def test_long_prompt_goes_remote_with_a_valid_grant(deployment: Deployment
     assert (grant.prompt_hash, grant.num_tokens, grant.tenant) == (chain.at(999), 999, "acme")
 
 
+async def test_request_overflows_to_the_pd_cluster_that_has_its_kv(deployment: Deployment) -> None:
+    manager, chain = await deployment.start_manager(), chain_of(20_000)
+    client = await two_clusters(deployment, manager)
+    away = await deployment.node("away", manager, cluster="north")
+    away.publish(stored(LAYOUT, chain, 19_200))
+    await until(lambda: away.status.acknowledged >= 1)
+    for fields, expected in (({"overflow": True}, "away"), ({}, "decode")):
+        response = await client.route(route_request(chain, cluster="pd", **fields))
+        assert response.decode.node == expected
+    response = await client.route(route_request(chain_of(20_000, seed=1), cluster="pd", overflow=True))
+    assert response.decode.node == "decode"
+
+
 async def test_prompt_with_a_local_prefix_stays(deployment: Deployment) -> None:
     client = await two_clusters(deployment, await deployment.start_manager(threshold_tokens=500))
     reporter = deployment.reporters["decode"]

@@ -7,11 +7,37 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from prfaas.scheduler.placement import KV_AMPLE_RATIO, KV_FULL_RATIO, REQUEST_TOKENS, choose_instance
-from prfaas.scheduler.snapshot import InstanceState, RequestFacts
+from prfaas.scheduler.route import route
+from prfaas.scheduler.snapshot import InstanceState, RequestFacts, Snapshot
 from tests.unit.scheduler.deployment import T, instance
 
 PROMPT = RequestFacts(T)
 FIRST, SECOND = instance("a", "pd", "both"), instance("b", "pd", "both")
+
+AWAY = instance("c", "pd", "both", cluster="north")
+PREFERRING = replace(PROMPT, home=FIRST.cluster)
+
+
+@pytest.mark.parametrize(
+    ("home", "away", "facts", "overflows"),
+    [
+        (FIRST, AWAY, PREFERRING, False),
+        (replace(FIRST, num_requests=3), AWAY, PREFERRING, False),
+        (replace(FIRST, num_requests=5), AWAY, PREFERRING, True),
+        (replace(FIRST, num_requests=5), AWAY, replace(PREFERRING, clusters=frozenset({FIRST.cluster})), False),
+        (replace(FIRST, kv_usage_ratio=1.0), AWAY, PREFERRING, True),
+        (FIRST, replace(AWAY, kv_usage_ratio=1.0), PREFERRING, False),
+        (FIRST, AWAY, replace(PREFERRING, num_prompt_tokens=40 * T, cached_tokens={AWAY.agent: 12 * T}), False),
+        (FIRST, AWAY, replace(PREFERRING, num_prompt_tokens=40 * T, cached_tokens={AWAY.agent: 30 * T}), True),
+        (replace(FIRST, healthy=False), AWAY, PREFERRING, True),
+    ],
+)
+def test_requests_leave_their_home_cluster_for_much_kv_or_much_shorter_queues(
+    home: InstanceState, away: InstanceState, facts: RequestFacts, overflows: bool
+) -> None:
+    decode = route(Snapshot(100 * T, (home, away)), facts).decode
+    assert decode == (away if overflows else home).instance
+
 
 ratios = st.floats(0, 1)
 fleets = st.lists(st.tuples(st.integers(0, 100), ratios), min_size=1, max_size=5).map(
