@@ -1,7 +1,5 @@
 """Hit rates of prefixes of late, for rebalancing. Pure: callers pass the time."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Replay of the last hour in the twin. A plan's better fleet or split counts only if the twin gains by it too."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 

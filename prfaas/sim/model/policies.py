@@ -1,7 +1,5 @@
 """Policies that managers run beside the routes: role changes, copies of hot prefixes, and refreshed PPD tables."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

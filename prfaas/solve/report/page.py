@@ -1,7 +1,5 @@
 """Report of the planner as one HTML file, which loads nothing from elsewhere."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 

@@ -1,7 +1,5 @@
 """Replay of recent requests in the twin before a plan's better split or smaller fleet counts."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from statistics import fmean
 

@@ -1,7 +1,5 @@
 """Policies of managers in the twin: static x, endpoint picker, refreshed PPD table, role changes, copies of prefixes."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 
