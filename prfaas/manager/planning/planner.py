@@ -217,10 +217,10 @@ class Planner:
             ttft = _mean_ttft_seconds(plan, deployment, workload, arrivals)
             local_ttft = _mean_ttft_seconds(local, _all_local(deployment), workload, arrivals)
             listed = replace(self._deployment, paths=tuple(links_with(inputs.rates, self._deployment)))
-            needed = await asyncio.to_thread(needed_instances, listed, workload, arrivals)
+            asked = await asyncio.to_thread(needed_instances, listed, workload, arrivals)
             requests = self._requests_to_replay(workload, arrivals)
             earlier = self._world.plan.needed_instances if self._world.plan else {}
-            needed = await asyncio.to_thread(guarded_need, needed, earlier, listed, workload, requests)
+            needed = await asyncio.to_thread(guarded_need, asked, earlier, listed, workload, requests)
             best_now = await asyncio.to_thread(at_price, best, _free(deployment), workload)
             replayed = await asyncio.to_thread(_replayed, deployment, workload, plan, best_now, requests)
             values = await asyncio.to_thread(_resource_values, _free(deployment), workload)

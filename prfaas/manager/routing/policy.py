@@ -27,7 +27,7 @@ class LivePpdTable:
 
     def current(self) -> PpdTable | None:
         """Return the table of late."""
-        return self._refresh and self._refresh.current(self._clock())
+        return self._refresh.current(self._clock()) if self._refresh is not None else None
 
     def note(self, recorded: RecordedDecision, report: pb.ReportRequestsRequest.Answered) -> None:
         """Record the outcome of a turn that the table decided.
