@@ -63,7 +63,7 @@ def load_from_page(instance: InstanceId, page: bytes) -> EngineLoad:
 
 
 class EngineLoads:
-    """Loads of this node's engines, read from their metrics pages each second."""
+    """Health of this node's engines, and their loads from their metrics pages, asked each second."""
 
     def __init__(self, engines: Iterable[EngineConfig], certificates: Certificates | None = None) -> None:
         """`certificates` are for engines with https URLs; None trusts the system's authorities."""
@@ -118,7 +118,8 @@ class EngineLoads:
         try:
             tls = self._certificates.client_context() if self._certificates else None
             loop = asyncio.get_running_loop()
-            page = await loop.run_in_executor(self._threads, _fetch, f"{url}/metrics", tls)
+            for path in ("health", "metrics"):  # A metrics page says nothing about the process that computes.
+                page = await loop.run_in_executor(self._threads, _fetch, f"{url}/{path}", tls)
             self._asked_at.pop(instance)
             self._loads[instance] = load_from_page(instance, page)
             self._unknown.discard(instance)

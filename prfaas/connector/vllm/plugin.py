@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
-from prfaas.connector.vllm.stream_report import report_in_streams
+from prfaas.connector.vllm.health import watch_engine_core
+from prfaas.connector.vllm.stream_report import is_api_server, report_in_streams
 
 NAME = "PrfaasConnector"
 
 
 def register() -> None:
-    """Register the connector, and its reports in streams. vLLM calls this in each of its processes."""
+    """Register the connector, and extend the API server. vLLM calls this in each of its processes."""
     if NAME not in KVConnectorFactory._registry:
         KVConnectorFactory.register_connector(NAME, "prfaas.connector.vllm.connector", NAME)
-    report_in_streams()
+    if is_api_server():
+        report_in_streams()
+        watch_engine_core()

@@ -20,10 +20,13 @@ _LAST_EVENT = "data: [DONE]"
 Streams = Callable[..., AsyncIterator[str]]
 
 
+def is_api_server() -> bool:
+    """Return whether this process serves vLLM's API."""
+    return _API_SERVER in sys.modules
+
+
 def report_in_streams() -> None:
-    """Wrap the generators of streams, if this process is an API server. A second call has no effect."""
-    if _API_SERVER not in sys.modules:
-        return
+    """Wrap the generators of streams. A second call has no effect."""
     from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat  # noqa: PLC0415
     from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion  # noqa: PLC0415
 

@@ -38,7 +38,8 @@ async def _engine(authority: Authority, tries: list[object]) -> AsyncIterator[En
     tls = Certificates(CertificateFiles(issued.authority, issued.certificate, issued.key)).server_context()
     tls.sni_callback = lambda *arguments: tries.append(arguments)
     app = web.Application()
-    app.router.add_get("/metrics", answer)
+    for path in ("/health", "/metrics"):
+        app.router.add_get(path, answer)
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls).start()

@@ -125,6 +125,8 @@ async def _is_drained(site: AgentDeployment) -> None:
     assert again.num_prefixes == 0
     silent = await operator.operate("Drain", pb.DrainRequest(node="c", timeout_seconds=0.0))
     assert silent.num_engines_unknown == 1, "nobody says what c's engine runs"
+    with pytest.raises(IndexRefusal, match="no other node decodes"):
+        await operator.operate("Drain", pb.DrainRequest(node="b"))
     with pytest.raises(IndexRefusal):
         await operator.operate("Drain", pb.DrainRequest(node="nobody"))
 
@@ -140,7 +142,7 @@ def _idle_engine() -> web.Application:
         return web.Response(text="vllm:num_requests_running 0\nvllm:num_requests_waiting 0\n")
 
     application = web.Application()
-    application.router.add_get("/metrics", page)
+    application.router.add_get("/{name:health|metrics}", page)
     return application
 
 

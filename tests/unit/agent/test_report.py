@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
@@ -115,12 +116,12 @@ KNOWN = EngineLoad(InstanceId("a"), 5, 7, 0.5)
 
 
 @contextlib.asynccontextmanager
-async def _watched_engine(answers: asyncio.Event) -> AsyncIterator[EngineLoads]:
-    """Yield the loads of an engine that answers while the event is set."""
+async def _watched_engine(answers: asyncio.Event, *, path: bytes = b"/") -> AsyncIterator[EngineLoads]:
+    """Yield the loads of an engine that answers while the event is set, and always for other paths."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        await answers.wait()
+        if path in await reader.readuntil(b"\r\n\r\n"):
+            await answers.wait()
         writer.write(b"HTTP/1.0 200 OK\r\n\r\n" + PAGE)
         writer.close()
 
@@ -133,15 +134,20 @@ async def _watched_engine(answers: asyncio.Event) -> AsyncIterator[EngineLoads]:
         await until(lambda: loads.current() == (KNOWN,), what="the load")
         yield loads
     finally:
+        answers.set()
         await cancel_tasks((watching,))
+        await until(lambda: not any(thread.name.startswith("engine-load") for thread in threading.enumerate()))
         server.close()
 
 
-async def test_engine_that_stops_answering_is_silent_until_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("path", [b"/", b"/health", b"/metrics"])
+async def test_engine_that_stops_answering_is_silent_until_it_answers(
+    path: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(report, "LOAD_INTERVAL_SECONDS", 0.05)
     monkeypatch.setattr(report, "SILENCE_SECONDS", 0.5)
     answers = asyncio.Event()
-    async with _watched_engine(answers) as loads:
+    async with _watched_engine(answers, path=path) as loads:
         answers.clear()
         await until(lambda: loads.current() == (replace(KNOWN, is_silent=True),), what="silence")
         answers.set()
