@@ -1,7 +1,5 @@
 """Real engines of which only EngineCore is frozen: their API servers go on, but no request waits for them for long."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import sys

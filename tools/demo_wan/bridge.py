@@ -18,8 +18,8 @@ async def forward_to_unix(socket: Path, reader: asyncio.StreamReader, writer: as
 
 
 async def forward_to_tcp(host: str, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Forward a connection to a TCP address."""
-    with contextlib.closing(writer), contextlib.suppress(OSError):
+    """Forward a connection to a TCP address, until an end closes it or the command ends."""
+    with contextlib.closing(writer), contextlib.suppress(OSError, asyncio.CancelledError):
         far_reader, far_writer = await asyncio.open_connection(host, port)
         with contextlib.closing(far_writer):
             await _copy_both(reader, writer, far_reader=far_reader, far_writer=far_writer)

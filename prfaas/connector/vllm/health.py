@@ -4,8 +4,6 @@ vLLM's `/health` answers while EngineCore is stopped or hangs. Here it stays una
 were frozen, so routers and agents treat it as a silent engine.
 """
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import time

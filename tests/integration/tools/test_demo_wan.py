@@ -115,6 +115,7 @@ def test_demo_runs_over_the_requested_link_and_a_signal_removes_everything(tmp_p
         wait_until(
             lambda: max(round_trips(page), default=0) >= 0.13, seconds=START_SECONDS, what="the longer round trip"
         )
-        os.killpg(demo.pid, signal.SIGTERM)
+        os.killpg(demo.pid, signal.SIGINT)  # As Ctrl-C does.
         demo.wait(60)
         wait_until(lambda: is_gone(page, maker), what="the shutdown")
+        assert "Traceback" not in (tmp_path / "log").read_text()

@@ -1,7 +1,5 @@
 """Health of an engine whose EngineCore is stopped or hangs."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import subprocess
