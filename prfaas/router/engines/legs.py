@@ -17,7 +17,7 @@ from typing import Any, Literal
 import aiohttp
 import msgspec
 
-from prfaas.router.engines.fleet import EngineSilent, Instance
+from prfaas.router.engines.fleet import MAX_TIMER_DELAY_SECONDS, EngineSilent, Instance
 from prfaas.transfer_report import SENT_KEY
 from prfaas.types import LegReason
 
@@ -167,6 +167,7 @@ class LegClient:
         Raises:
             LegFailed: the engine was unreachable, broke off, or answered with 500 or more, also as a stream's first event.
         """
+        started = time.monotonic()
         with contextlib.ExitStack() as running:
             running.enter_context(instance.busy(num_tokens))
             try:
@@ -182,7 +183,8 @@ class LegClient:
                 if (error_event := streamed_error(first)) is not None:
                     raise _engine_error("decode", error_event)
             except BaseException as error:
-                raise _translate("decode", instance, error, is_forwarded=is_forwarded) from error
+                is_late = self._is_late(started)
+                raise _translate("decode", instance, error, is_forwarded=is_forwarded, is_late=is_late) from error
             if not is_forwarded:
                 instance.breaker.succeeded()
             return EngineResponse(response, instance, first, running.pop_all())
@@ -204,6 +206,7 @@ class LegClient:
         Raises:
             LegFailed: the engine has not computed it, or has no connector that keeps the KV for NIXL.
         """
+        started = time.monotonic()
         with instance.busy(num_tokens):
             try:
                 url = f"{instance.url}{path}"
@@ -220,12 +223,16 @@ class LegClient:
                     message = f"{instance.address.name} has not prefilled within {self._prefill_seconds:g} s"
                     instance.failed_leg("prefill_late")
                     raise LegFailed("prefill", "prefill_late", message) from error
-                raise _translate("prefill", instance, error) from error
+                raise _translate("prefill", instance, error, is_late=self._is_late(started)) from error
         params = _transfer_params(instance, answer)
         if is_nixl and not params:
             message = f"{instance.address.name} answered without kv_transfer_params: it has no connector for hand-overs"
             raise LegFailed("prefill", "prefill_without_transfer", message)
         return params, answer
+
+    def _is_late(self, started: float) -> bool:
+        """Return whether a time-out of connecting since `started` is late, because this process itself stood still."""
+        return time.monotonic() - started > (self._session.timeout.sock_connect or 0.0) + MAX_TIMER_DELAY_SECONDS
 
     async def both(self, prefill: asyncio.Task[Any], decode: asyncio.Task[EngineResponse]) -> EngineResponse:
         """Return the response to the decode leg. A leg that fails before the response's first byte ends the other leg.
@@ -281,16 +288,19 @@ def _engine_error(leg: SentLeg, answer: EngineError) -> LegFailed:
     return LegFailed(leg, "prefill_error" if leg == "prefill" else "decode_error", message, answer=answer)
 
 
-def _translate(leg: SentLeg, instance: Instance, error: BaseException, *, is_forwarded: bool = False) -> BaseException:
+def _translate(
+    leg: SentLeg, instance: Instance, error: BaseException, *, is_forwarded: bool = False, is_late: bool
+) -> BaseException:
     """Return the error of a leg as `LegFailed`, and note it at the instance.
 
-    A refused connection makes the instance unhealthy. Other failures count at its circuit breaker, unless the engine
-    rejected the request itself (status below 500), or answered a forwarded one.
+    A refused connection makes the instance unhealthy, and so does a time-out of connecting unless it is late. Other failures
+    count at its circuit breaker, unless the engine rejected the request itself (status below 500), or answered a forwarded one.
     """
     if isinstance(error, EngineSilent):
         return LegFailed(leg, _SILENT[leg], str(error))
     if isinstance(error, NOT_CONNECTED):
-        instance.failed(repr(error))
+        if not (is_late and isinstance(error, TimeoutError)):
+            instance.failed(repr(error))
         return LegFailed(leg, UNREACHABLE[leg], repr(error))
     failure = error
     if isinstance(error, aiohttp.ClientError | OSError | ValueError) and not isinstance(error, TimeoutError):

@@ -1,6 +1,8 @@
 """Fleet of instances that come, rest, fail and leave."""
 
+import asyncio
 import socket
+import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 
@@ -77,6 +79,21 @@ async def test_host_without_power_is_unreachable(session: aiohttp.ClientSession,
         with pytest.raises(LegFailed) as failed:
             await leg
         assert failed.value.reason in ("decode_unreachable", "prefill_unreachable") and not instance.healthy
+
+
+@pytest.mark.parametrize("leg", ["prefill", "decode"])
+async def test_a_pause_of_the_router_itself_is_no_fault_of_an_engine(
+    session: aiohttp.ClientSession, switched_off: str, leg: str
+) -> None:
+    (instance,) = _fleet(session, "x", url=switched_off)
+    legs = LegClient(session, prefill_seconds=60.0)
+    path = ["/v1/completions"] if leg == "decode" else []
+    asking = asyncio.create_task(getattr(legs, leg)(instance, *path, b"{}", {}))
+    await asyncio.sleep(0.1)  # The attempt to connect is under way.
+    time.sleep(1.0)  # noqa: ASYNC251 - the pause is what is tested
+    with pytest.raises(LegFailed) as failed:
+        await asking
+    assert failed.value.reason == f"{leg}_unreachable" and instance.healthy
 
 
 class _ManagerDuringDeparture(DecisionClient):
