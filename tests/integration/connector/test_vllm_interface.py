@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import pickle  # noqa: TID251 - vLLM itself sends metadata in this form.
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +31,9 @@ from vllm.model_executor.layers.mamba.mamba_mixer2 import mamba_mixer2
 from vllm.model_executor.layers.mamba.short_conv import short_conv
 from vllm.platforms import current_platform
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, MambaAttentionBackendEnum
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.core_client import BackgroundResources
+from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.kv_cache_interface import (
     ChunkedLocalAttentionSpec,
     KVCacheSpec,
@@ -40,6 +44,7 @@ from vllm.v1.kv_cache_interface import (
 
 from prfaas.config_checks import check_salt
 from prfaas.connector.metadata import Load, Step
+from prfaas.connector.vllm import health
 from prfaas.connector.vllm.connector import PrfaasConnector, StepMetadata
 from prfaas.connector.vllm.hooks import on_layer_end
 from prfaas.connector.vllm.kv_layout import (
@@ -56,6 +61,7 @@ from prfaas.errors import LayoutError
 from prfaas.hashing import HashChain, root_hash
 from prfaas.kv.group import KVGroup
 from prfaas.types import Shard
+from tests.support.paused_process import paused
 from tests.support.vllm_caches import KDA, LIGHTNING, attention, caches_of, config_of, latent, state
 from tools.tiny_models import make_model
 
@@ -353,3 +359,35 @@ def test_every_extra_changes_the_hash() -> None:
 
 def test_a_prompt_without_token_ids_makes_no_claim() -> None:
     assert hash_of(request(prompt_token_ids=None)) is None
+
+
+class _Engine(AsyncLLM):  # type: ignore[misc]
+    """Engine of an API server with another process as its EngineCore."""
+
+    def __init__(self, core: subprocess.Popen[bytes]) -> None:
+        resources = BackgroundResources(SimpleNamespace(), engine_manager=SimpleNamespace(processes=[core]))
+        self.engine_core = SimpleNamespace(resources=resources, is_scheduler_paused_async=self._answer)
+        self.output_handler = None
+        self.num_answers = 0
+
+    async def _answer(self) -> bool:
+        self.num_answers += 1
+        return False
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        pass
+
+
+async def test_the_health_of_an_api_server_waits_for_its_engine_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "MAX_WAIT_SECONDS", 0.3)
+    monkeypatch.setattr(AsyncLLM, "check_health", AsyncLLM.check_health)  # Restored in the end.
+    for _ in range(2):
+        health.watch_engine_core()
+    with subprocess.Popen(["sleep", "600"]) as core:  # noqa: ASYNC220 - starts at once
+        engine = _Engine(core)
+        await engine.check_health()
+        with paused(core.pid), pytest.raises(EngineDeadError):
+            await engine.check_health()
+        await engine.check_health()
+        core.kill()
+    assert engine.num_answers > 0
