@@ -34,7 +34,7 @@ COUNTED = tuple(str(Path(prfaas.__file__).parent / name) for name in ("connector
 MAX_CALLS = 40
 
 
-@pytest.mark.parametrize("shape", ["dense", "windowed", "short windows", "recurrent"])
+@pytest.mark.parametrize("shape", ["dense", "windowed", "short windows", "chunked", "recurrent"])
 def test_only_the_last_token_of_a_transferred_prompt_is_computed(engines: ScheduledEngines, shape: str) -> None:
     prefiller, decoder = engines.prefiller(shape), engines.decoder(shape)
     prompt = prompt_of(1, LENGTH)
@@ -490,6 +490,7 @@ def _bytes_of(shape: str) -> tuple[int, int]:
         ("checkpointed and windowed", 290, 192),
         ("windowed", 280, 256),
         ("short windows", 280, 256),
+        ("chunked", 280, 256),
         ("recurrent", 290, 0),
     ],
 )

@@ -197,6 +197,7 @@ def _run(
         ("checkpointed", {"caches_prefixes": True, "asynchronous": True}),
         ("windowed", {}),
         ("short windows", {}),
+        ("chunked", {"caches_prefixes": True, "reuse": True, "reuse_min_tokens": 16}),
     ],
 )
 def test_random_requests_with_two_kills_leave_nothing(

@@ -336,7 +336,11 @@ def read_blocks(group: KVGroup, num_tokens: int) -> list[tuple[int, int]]:
         return []
     if group.is_state:
         return [(group.state_entry(num_tokens), num_tokens)]
-    return changed_blocks(group, group.first_block(num_tokens) * group.block_tokens, num_tokens)
+    first_token = group.first_block(num_tokens) * group.block_tokens
+    if group.kind == "chunked_local":
+        assert group.window_tokens
+        first_token = num_tokens // group.window_tokens * group.window_tokens
+    return changed_blocks(group, first_token, num_tokens)
 
 
 def _copy_of(layers: dict[str, LayerBlocks]) -> dict[str, LayerBlocks]:

@@ -31,6 +31,8 @@ FAMILIES = {
     "window": layouts("window", group("full_attention", 16), group("sliding_window", 16, 40)),
     "short windows": layouts("short windows", group("sliding_window", 16, 100), group("full_attention", 32)),
     "long windows": layouts("long windows", group("full_attention", 16), group("sliding_window", 48, 70)),
+    "chunks": layouts("chunks", group("full_attention", 16), group("chunked_local", 16, 64)),
+    "uneven chunks": layouts("uneven chunks", group("full_attention", 16), group("chunked_local", 48, 70)),
     "hybrid": layouts("hybrid", group("full_attention", 32), group("linear_state", 0)),
     "sharded": layouts("sharded", group("full_attention", 16), group("linear_state", 0), size=2),
     "all": layouts("all", group("full_attention", 16), group("sliding_window", 16, 50), group("linear_state", 0)),
@@ -67,7 +69,10 @@ def serves(group: KVGroup, blocks: set[int], exact: set[int], length: int) -> bo
     """The rule of one KV group at one length, token by token."""
     if group.is_state:
         return length in exact
-    first = max(0, length - group.window_tokens + 1) if group.window_tokens else 0
+    window = group.window_tokens or 0
+    first = max(0, length - window + 1) if window else 0
+    if group.kind == "chunked_local":
+        first = length // window * window
     return all(
         position // group.block_tokens in blocks
         or (length in exact and position // group.block_tokens == length // group.block_tokens)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from vllm.v1.kv_cache_interface import KVCacheSpec, SlidingWindowSpec
+from vllm.v1.kv_cache_interface import ChunkedLocalAttentionSpec, KVCacheSpec, SlidingWindowSpec
 
 from prfaas.hashing import HashChain, root_hash
 from tests.support.agent_nodes import Nodes
@@ -24,10 +24,18 @@ WINDOW = SlidingWindowSpec(
     dtype=FULL.dtype,
     sliding_window=100,
 )
+CHUNKS = ChunkedLocalAttentionSpec(
+    block_size=BLOCK_TOKENS,
+    num_kv_heads=FULL.num_kv_heads,
+    head_size=FULL.head_size,
+    dtype=FULL.dtype,
+    attention_chunk_size=128,
+)
 CHECKPOINTS = replace(KDA, block_size=BLOCK_TOKENS, mamba_cache_mode="align")
 SHAPES: dict[str, list[tuple[list[str], KVCacheSpec]]] = {
     "dense": [(["full.0", "full.1"], FULL)],
     "windowed": [(["window.0"], WINDOW), (["full.0"], FULL)],
+    "chunked": [(["chunk.0"], CHUNKS), (["full.0"], FULL)],  # As Llama 4 has it.
     # As vLLM lays out Gemma 4: full attention with fewer bytes per token gets blocks of more tokens.
     "short windows": [(["window.0"], WINDOW), (["full.0"], attention(block_size=2 * BLOCK_TOKENS, num_kv_heads=1))],
     "recurrent": [(["state.0"], KDA), (["state.1"], KDA), (["full.0"], FULL)],

@@ -13,6 +13,7 @@ import torch
 import vllm
 from vllm.platforms import current_platform
 from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
     FullAttentionSpec,
     KVCacheConfig,
     KVCacheGroupSpec,
@@ -52,7 +53,7 @@ _ATTENTION = _SPEC | accept("""max_tp_shards num_kv_heads head_size dtype head_s
 _ATTENTION |= {"tokens_per_state": only(1, reason="the end of a block is not the end of a state")}
 _FULL = _ATTENTION | {
     "sliding_window": None,  # vLLM keeps all blocks of such a layer.
-    "attention_chunk_size": only(None, reason="chunked local attention has no KV kind"),
+    "attention_chunk_size": None,  # So it does here.
     "non_causal": only(False, reason="the KV of a prompt depends on its last token, which does not travel"),
 }
 _MLA = _FULL | accept("""cache_dtype_str alignment model_version cache_role is_index_group_leader topk_buffer_width
@@ -72,6 +73,9 @@ _RULES: dict[type[KVCacheSpec], SpecRule] = {
     FullAttentionSpec: SpecRule("full_attention", _FULL),
     MLAAttentionSpec: SpecRule("full_attention", _MLA),
     SlidingWindowSpec: SpecRule("sliding_window", _WINDOW, window="sliding_window"),
+    ChunkedLocalAttentionSpec: SpecRule(
+        "chunked_local", _ATTENTION | {"attention_chunk_size": None}, window="attention_chunk_size"
+    ),
     MambaSpec: SpecRule("linear_state", _STATE),
 }
 _ON_HOST = "blocks on the host are not copied"

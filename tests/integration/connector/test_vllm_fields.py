@@ -117,7 +117,6 @@ WINDOW = SlidingWindowSpec(
 @pytest.mark.parametrize(
     ("spec", "name"),
     [
-        (attention(attention_chunk_size=64), "attention_chunk_size"),
         (attention(non_causal=True), "non_causal"),
         (attention(tokens_per_state=4), "tokens_per_state"),
         (WINDOW, "extra_retained_tokens"),

@@ -35,7 +35,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.core_client import BackgroundResources
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.kv_cache_interface import (
-    ChunkedLocalAttentionSpec,
+    CrossAttentionSpec,
     KVCacheSpec,
     MambaSpec,
     SlidingWindowSpec,
@@ -167,12 +167,7 @@ def test_a_layout_names_the_heads_of_its_rank(
 @pytest.mark.parametrize(
     ("spec", "name"),
     [
-        (
-            ChunkedLocalAttentionSpec(
-                block_size=32, num_kv_heads=2, head_size=16, dtype=torch.bfloat16, attention_chunk_size=64
-            ),
-            "ChunkedLocalAttentionSpec",
-        ),
+        (CrossAttentionSpec(block_size=32, num_kv_heads=2, head_size=16, dtype=torch.bfloat16), "CrossAttentionSpec"),
         (attention(block_size=24), "blocks of 24 tokens"),
     ],
 )
