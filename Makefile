@@ -19,13 +19,13 @@ export PYTHONPYCACHEPREFIX := $(CURDIR)/.venv/bytecode
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-.venv/installed: pyproject.toml tools/install.sh
-	@PYTHON="$(PYTHON)" TORCH_INDEX_URL="$(TORCH_INDEX_URL)" tools/install.sh
+.venv/demo-installed .venv/installed: pyproject.toml tools/install.sh
+	@PYTHON="$(PYTHON)" TORCH_INDEX_URL="$(TORCH_INDEX_URL)" tools/install.sh $(@F)
 
-demo: .venv/installed ## two clusters on this machine with real vLLM; MODEL=gemma3, MODEL=llama
+demo: .venv/demo-installed ## two clusters on this machine with real vLLM; MODEL=gemma3, MODEL=llama
 	@$(BIN)/python -m tools.demo
 
-demo-wan: .venv/installed ## two clusters over an emulated long link with the dashboard (root); RTT=80ms LOSS=0.001 RATE=300Mbps
+demo-wan: .venv/demo-installed ## two clusters over an emulated long link with the dashboard (root); RTT=80ms LOSS=0.001 RATE=300Mbps
 	@RTT="$(RTT)" LOSS="$(LOSS)" RATE="$(RATE)" PAGE="$(PAGE)" $(BIN)/python -m tools.demo_wan
 
 test: .venv/installed ## all tests except the long ones; ARGS="-k wire" selects

@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# Create .venv with all dependencies of the demo and the tests. `make` runs this script when pyproject.toml has changed.
+# Create .venv for the demo, or for everything. `make` runs this script when pyproject.toml has changed.
+#   install.sh demo-installed | installed
 #   PYTHON           interpreter; default: the first suitable one of python3.11, python3, python3.12, python3.13
 #   TORCH_INDEX_URL  index with torch's CPU build, if pip's default index has none
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
+stamp=${1:-installed}
 say() { printf '[install] %s\n' "$*"; }
 fail() { printf '[install] %s\n' "$@" >&2; exit 1; }
 
@@ -48,11 +50,12 @@ install_all() {
     local engine=$1
     shift
     # Compiling everything would take a minute, but only a tenth of it is ever imported.
-    .venv/bin/pip install --disable-pip-version-check --no-compile --progress-bar off -e ".[site,plot,dev,$engine]" "$@" |
+    .venv/bin/pip install --disable-pip-version-check --no-compile --progress-bar off -e ".[$extras,$engine]" "$@" |
         show_progress
 }
 
 .venv/bin/python -c 'import pip' 2>/dev/null || make_venv
+if [ "$stamp" = demo-installed ]; then extras=site,demo; else extras=site,plot,dev; fi
 
 if has_gpu; then
     say "NVIDIA GPU found: installing with vLLM for CUDA (several GB)"
@@ -69,5 +72,5 @@ else
     .venv/bin/pip uninstall --disable-pip-version-check -qy torchvision torchaudio torchcodec triton 2>/dev/null
 fi
 
-touch .venv/installed
+touch ".venv/demo-installed" ".venv/$stamp"
 say "done"

@@ -28,7 +28,7 @@ pytestmark = [
     pytest.mark.timeout(240),
 ]
 START_SECONDS = 90.0
-MAKE = ("make", "demo-wan", "-o", ".venv/installed", f"BIN={Path(sys.executable).parent}")
+MAKE = ("make", "demo-wan", "-o", ".venv/demo-installed", f"BIN={Path(sys.executable).parent}")
 
 
 @contextmanager
