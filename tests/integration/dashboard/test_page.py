@@ -29,6 +29,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)
 
 LAYOUT = hybrid_layout()
 WITH_FIGURES = ("summary", "map", "threshold", "routes", "paths", "pool", "sessions")
+TILE_OF_T = ".tile:has-text('Threshold t')"
 BUSY = LinkFigures(AgentName("d1"), 40e6, 125e6, 0.08, 0.08, 1 << 20, 0.001, num_connections=8)
 
 
@@ -171,11 +172,15 @@ async def test_changed_link_shows_at_once(stage: Stage) -> None:
     await stage.until_right("paths")
     stage.link = replace(BUSY, retransmit_ratio=0.5)  # TCP retransmits without losses too, when a queue is full.
     await until_true(lambda: _has(stage.row_of("paths-table", "east → west"), "congested (retransmissions)"))
+    await until_true(
+        lambda: _has(stage.window.text(TILE_OF_T), "raised ×", "east → west is congested (retransmissions)")
+    )
     stage.link = replace(BUSY, is_down=True)
     await until_true(lambda: _has(stage.row_of("paths-table", "east → west"), "down"))
     await until_true(lambda: _has(stage.event("link_down"), "east → west"))
     stage.link = BUSY
     await until_true(lambda: _has(stage.row_of("paths-table", "east → west"), "carries"))
+    await until_true(lambda: _has(stage.window.text(TILE_OF_T), "Congestion eased, east → west"))
 
 
 async def test_ordered_role_shows_with_the_former_one(stage: Stage) -> None:

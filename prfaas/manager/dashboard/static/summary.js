@@ -3,7 +3,8 @@
 import { byId, html, metric, setText, svg } from "./dom.js";
 import { bitRate, clock, count, isNoLimit, money, percent, rate, seconds, tokens, when } from "./format.js";
 import { coveredSeconds } from "./health.js";
-import { FULL_RATIO, nameOf, SIGNALS } from "./map.js";
+import { FULL_RATIO, nameOf, stateOf } from "./map.js";
+import { titleOf } from "./timeline.js";
 import { DISTANCE_PHASES } from "./ttft.js";
 
 const LATELY_SECONDS = 60;
@@ -87,13 +88,13 @@ function threshold({ now, figures }) {
   const value = now.manager.threshold_tokens;
   const raised = now.paths.find((path) => path.multiplier > 1 && !path.is_down);
   const last = figures.changes.find((change) => THRESHOLD_KINDS.includes(change.kind));
-  const tile = { title: "Threshold t", figure: tokens(value), unit: isNoLimit(value) ? "" : "tokens", metric: metric("prfaas_manager_threshold_tokens"), value };
+  const unit = (threshold) => (isNoLimit(threshold) ? "" : "tokens; longer goes remote");
+  const tile = { title: "Threshold t", figure: tokens(value), unit: unit(value), metric: metric("prfaas_manager_threshold_tokens"), value };
   if (raised) {
-    const changed = last ? `, changed at ${when(last.at)}` : "";
-    const why = `${tokens(value)} × ${raised.multiplier.toFixed(0)} on ${nameOf(raised)} for congestion (${SIGNALS[raised.cause] ?? "recovering"})${changed}`;
-    return { title: tile.title, figure: tokens(raised.threshold_tokens), unit: "tokens", mood: "busy", note: why };
+    const note = `raised × ${raised.multiplier.toFixed(0)} from ${tokens(value)}: ${nameOf(raised)} is ${stateOf(raised).word}${last ? `, changed at ${when(last.at)}` : ""}`;
+    return { title: tile.title, figure: tokens(raised.threshold_tokens), unit: unit(raised.threshold_tokens), mood: "busy", note };
   }
-  return { ...tile, note: last ? `${when(last.at)} ${last.subject}: ${last.detail}` : reasonOf(now) };
+  return { ...tile, note: last ? `${when(last.at)} ${titleOf(last)}, ${last.subject}: ${last.detail}` : reasonOf(now) };
 }
 
 function reasonOf({ plan, manager }) {

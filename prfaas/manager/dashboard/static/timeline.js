@@ -23,12 +23,13 @@ const KINDS = {
   operator: ["Operator", ""],
 };
 
-export const moodOf = (change) => KINDS[change.kind]?.[1] ?? "";
+export const titleOf = (change) => KINDS[change.kind]?.[0] ?? change.kind;
+const moodOf = (change) => KINDS[change.kind]?.[1] ?? "";
 
 const STEPWISE = ["congestion", "calm"]; // A threshold moves in steps.
 
 // Events that a chart marks: not those that its own lines show.
-export const marksOf = (figures) => figures.changes.filter(({ kind }) => kind !== "plan" && !STEPWISE.includes(kind)).map((change) => ({ at: change.at, mood: moodOf(change), title: KINDS[change.kind]?.[0] ?? change.kind }));
+export const marksOf = (figures) => figures.changes.filter(({ kind }) => kind !== "plan" && !STEPWISE.includes(kind)).map((change) => ({ at: change.at, mood: moodOf(change), title: titleOf(change) }));
 
 // Steps of one movement of t become one event, with its last step.
 function movements(changes) {
@@ -58,10 +59,9 @@ export function showTimeline({ figures }) {
 }
 
 function entry(change, key) {
-  const [title, mood] = KINDS[change.kind] ?? [change.kind, ""];
   const at = new Date(change.at * 1000).toISOString();
-  return html("li", { class: mood, "data-key": key, "data-kind": change.kind },
+  return html("li", { class: moodOf(change), "data-key": key, "data-kind": change.kind },
     html("time", { datetime: at }, when(change.at)),
-    html("p", {}, html("strong", {}, title), ` ${change.subject}`),
+    html("p", {}, html("strong", {}, titleOf(change)), ` ${change.subject}`),
     html("p", { class: "detail" }, change.detail, change.steps > 1 ? `; ${change.steps} steps since ${when(change.since)}` : ""));
 }
