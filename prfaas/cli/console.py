@@ -14,6 +14,7 @@ from prfaas import config, grants, units
 from prfaas.cli import startup
 from prfaas.cli.component import check_named_files
 from prfaas.console import tables
+from prfaas.console.components import Components, ask_components
 from prfaas.console.config import ConsoleConfig
 from prfaas.console.doctor.finding import findings_table
 from prfaas.console.own_machine import COMPONENTS, beside_components
@@ -38,7 +39,24 @@ class Call:
     def page(self, path: str) -> Any:
         """Return a page of the managers. Raises PageUnreachable."""
         settings = self.settings
-        return first_json(settings.pages, path, timeout_seconds=settings.timeout, tls=tls_of(settings.tls))
+        try:
+            return first_json(settings.pages, path, timeout_seconds=settings.timeout, tls=tls_of(settings.tls))
+        except PageUnreachable as error:
+            if settings.managers:
+                raise
+            why = "no manager is named in the settings of this machine's components"
+            raise PageUnreachable(f"{error}; {why}", is_refusal=error.is_refusal) from error
+
+    def page_or_components(self, path: str) -> Any:
+        """Return a page of the managers, or what routers and agents say if no manager answers.
+
+        Raises:
+            PageUnreachable: nobody answers.
+        """
+        try:
+            return self.page(path)
+        except PageUnreachable as error:
+            return ask_components(self.settings, error)
 
 
 def _status(call: Call) -> CommandOutput:
@@ -46,7 +64,10 @@ def _status(call: Call) -> CommandOutput:
 
 
 def _summary(call: Call) -> CommandOutput:
-    state, plan = call.page("/state"), call.page("/plan")
+    state = call.page_or_components("/state")
+    if isinstance(state, Components):
+        return CommandOutput(state.document(), state.status_tables(), status=1 if state.failures else 0)
+    plan = call.page("/plan")
     return CommandOutput({"state": state, **plan}, tables.status_tables(state, plan))
 
 
@@ -61,7 +82,8 @@ def _ready(call: Call) -> CommandOutput:
 
 
 def _links(call: Call) -> CommandOutput:
-    state = call.page("/state")
+    found = call.page_or_components("/state")
+    state = found.state if isinstance(found, Components) else found
     links = [
         {"node": node["node"]["name"], **link} for node in tables.nodes_of(state) for link in node.get("links", [])
     ]
@@ -76,6 +98,8 @@ def _top(call: Call) -> CommandOutput:
         table = tables.Table("Managers", ("error",), ((str(error),),), ("bad",))
         return CommandOutput({"error": str(error)}, [table])
     document = status.document
+    if "state" not in document:
+        return CommandOutput(document, [*status.tables, _links(call).tables[0]])
     return CommandOutput(document, tables.top_tables(document["state"], document))
 
 
@@ -135,6 +159,8 @@ def _records_at(
 
 def _carry_out(call: Call, method: str, *requests: dict[str, Any]) -> list[dict[str, Any]]:
     """Have the managers carry out operations, and return the fields of the answers."""
+    if not call.settings.managers:
+        raise ConfigError("managers: missing; drains and role changes need a manager")
     changes, secret = (
         startup.load_extra("prfaas.console.changes", extra="site"),
         grants.read_secret(call.settings.secret_file),
@@ -203,7 +229,9 @@ def _certs(call: Call) -> CommandOutput:
 
 
 def _pool_ls(call: Call) -> CommandOutput:
-    holdings = call.page("/pool")
+    holdings = call.page_or_components("/pool")
+    if isinstance(holdings, Components):
+        return CommandOutput(holdings.document()["agents"], [holdings.pool_table()])
     return CommandOutput(holdings, [tables.records_table("Pool", holdings, tables.POOL_COLUMNS)])
 
 

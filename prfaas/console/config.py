@@ -22,6 +22,11 @@ class ConsoleConfig:
         default=("http://127.0.0.1:8080",),
         doc="Routers for recent decisions; https:// with `client_tls`.",
     )
+    agents: tuple[str, ...] = setting(
+        "text_list",
+        default=("http://127.0.0.1:7401",),
+        doc="Agents (`status_listen`), asked where no manager answers.",
+    )
     router_key_file: Path | None = setting("path", default=None, doc="File with an operator key of the routers.")
     managers: tuple[str, ...] = setting(
         "text_list", default=("127.0.0.1:7410",), doc="Managers (host:port) for changes of the deployment."
@@ -38,6 +43,6 @@ class ConsoleConfig:
     def __post_init__(self) -> None:
         check_tls(self)
         check_addresses("managers", self.managers)
-        for name in ("pages", "routers"):
+        for name in ("pages", "routers", "agents"):
             for url in getattr(self, name):
                 check_url(name, url)

@@ -38,12 +38,15 @@ def beside_components(settings: ConsoleConfig, directory: Path) -> ConsoleConfig
         found["routers"] = (_url(router.listen, is_encrypted=router.client_tls.certificate is not None),)
         found["router_key_file"] = router.operator_keys_file
     if manager is not None:
-        found["pages"] = (_url(manager.http_listen, is_encrypted=_has_encrypted_pages(manager)),)
+        found["pages"] = (_url(manager.http_listen, is_encrypted=_has_encrypted_pages(manager, manager.http_listen)),)
         found["managers"] = (_reachable(manager.listen),)
-    else:
+    elif router is not None or agent is not None:
         found["managers"] = (router.managers if router else ()) or (agent.managers if agent else ())
+    if agent is not None:
+        found["agents"] = (_url(agent.status_listen, is_encrypted=_has_encrypted_pages(agent, agent.status_listen)),)
     unset = {name for name in found if getattr(settings, name) == default(ConsoleConfig, name)}
-    return replace(settings, **{name: value for name, value in found.items() if value and name in unset})
+    known = {name: value for name, value in found.items() if value or name == "managers"}
+    return replace(settings, **{name: value for name, value in known.items() if name in unset})
 
 
 def _secret_file(usual: Path, *components: Any) -> Path | None:
@@ -61,9 +64,9 @@ def _read(cls: type[T], component: str, directory: Path) -> T | None:
     return None
 
 
-def _has_encrypted_pages(manager: ManagerConfig) -> bool:
-    is_plain = manager.insecure_plaintext or is_loopback(split_address(manager.http_listen)[0])
-    return manager.tls.certificate is not None and not is_plain
+def _has_encrypted_pages(component: ManagerConfig | AgentConfig, address: str) -> bool:
+    is_plain = component.insecure_plaintext or is_loopback(split_address(address)[0])
+    return component.tls.certificate is not None and not is_plain
 
 
 def _url(address: str, *, is_encrypted: bool) -> str:

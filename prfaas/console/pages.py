@@ -35,8 +35,15 @@ def tls_of(config: TlsConfig) -> ssl.SSLContext | None:
     return context
 
 
-def read_json(url: str, *, timeout_seconds: float, tls: ssl.SSLContext | None = None, key: str = "") -> Any:
-    """Return the JSON of a page, or None for status 404.
+def read_json(
+    url: str,
+    *,
+    timeout_seconds: float,
+    tls: ssl.SSLContext | None = None,
+    key: str = "",
+    may_be_unavailable: bool = False,
+) -> Any:
+    """Return the JSON of a page, or None for status 404. A health page may have status 503.
 
     Raises:
         PageUnreachable: no answer in time, or the answer is not JSON.
@@ -50,6 +57,8 @@ def read_json(url: str, *, timeout_seconds: float, tls: ssl.SSLContext | None = 
         with error:
             if error.code == http.HTTPStatus.NOT_FOUND:
                 return None
+            if may_be_unavailable and error.code == http.HTTPStatus.SERVICE_UNAVAILABLE:
+                return json.loads(error.read(MAX_PAGE_BYTES))
             why = (
                 "; an operator's key is required: router_key_file" if error.code == http.HTTPStatus.UNAUTHORIZED else ""
             )

@@ -15,7 +15,7 @@ def test_a_router_without_managers_is_asked_at_its_address_with_its_operator_key
     found = beside_components(ConsoleConfig(), tmp_path)
     assert found.routers == ("http://10.0.1.1:8080",)
     assert found.router_key_file == Path("/etc/prfaas/operator-key")
-    assert found.managers == ConsoleConfig().managers
+    assert found.managers == ()
 
 
 def test_managers_are_those_of_the_router_unless_one_runs_here(tmp_path: Path) -> None:
