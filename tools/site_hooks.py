@@ -1,4 +1,6 @@
-"""MkDocs hooks of the documentation site. The README is the first page; links out of docs/ become plain text.
+"""MkDocs hooks of the documentation site. The README is the first page, and benchmarks/README.md the page of figures.
+
+Other links out of docs/ become plain text.
 
 A page that would load anything from another host is a warning, which ends the strict build.
 """
@@ -12,6 +14,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 README_MARK = "<!-- README -->"
+FIGURES_MARK = "<!-- figures -->"
 LOADED = re.compile(r"""<(?:script|img|iframe)[^>]+src="https?:|<link[^>]+rel="stylesheet"[^>]+href="https?:""")
 
 
@@ -19,7 +22,10 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     """Return the page's text as the site shows it."""
     if README_MARK in markdown:
         markdown = markdown.replace(README_MARK, readme_as_page((ROOT / "README.md").read_text()))
-    return _without_links_outside(markdown)
+    if FIGURES_MARK in markdown:
+        figures = (ROOT / "benchmarks" / "README.md").read_text()
+        markdown = re.sub(r"\]\((\.\./docs/)?", lambda link: "](" if link[1] else "](../benchmarks/", figures)
+    return _without_links_outside(markdown.replace("](../benchmarks/README.md", "](figures.md"))
 
 
 def on_post_page(output: str, *, page: Any, **_: Any) -> str:
