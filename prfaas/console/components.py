@@ -1,4 +1,4 @@
-"""What routers and agents say of themselves, for deployments whose managers do not answer, or that have none."""
+"""Status pages of routers and agents, for deployments whose managers do not answer, or that have none."""
 
 from __future__ import annotations
 

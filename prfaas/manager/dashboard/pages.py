@@ -85,7 +85,7 @@ class DashboardPages:
             try:
                 async with asyncio.timeout(_WRITE_SECONDS):
                     await response.write(event)
-            except TimeoutError:  # The browser has stopped reading.
+            except (TimeoutError, ConnectionResetError):  # The browser has stopped reading, or has gone.
                 break
         return response
 

@@ -4,13 +4,14 @@ import asyncio
 from contextlib import AsyncExitStack
 
 import aiohttp
+import pytest
 
 from prfaas.manager.dashboard.feed import MAX_WATCHERS
 from tests.support.deployment import Deployment
 from tests.support.waiting import PATIENCE_SECONDS, POLL_SECONDS
 
 
-async def test_further_watcher_is_refused(deployment: Deployment) -> None:
+async def test_further_watcher_is_refused(deployment: Deployment, caplog: pytest.LogCaptureFixture) -> None:
     manager = await deployment.start_manager()
     url = f"http://{manager.http_address}/dashboard/events"
     async with AsyncExitStack() as stack, aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
@@ -24,6 +25,7 @@ async def test_further_watcher_is_refused(deployment: Deployment) -> None:
         async with asyncio.timeout(PATIENCE_SECONDS):
             while not await _is_admitted(session, url):  # noqa: ASYNC110 - asked over HTTP
                 await asyncio.sleep(POLL_SECONDS)
+        assert not [record for record in caplog.records if record.name == "aiohttp.server"], "a closed page is no error"
 
 
 async def _is_admitted(session: aiohttp.ClientSession, url: str) -> bool:
