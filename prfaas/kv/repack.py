@@ -1,7 +1,5 @@
 """Repacking: copies that turn blocks of one engine into blocks of an engine with another layout."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 

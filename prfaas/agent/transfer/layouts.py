@@ -1,7 +1,5 @@
 """Layouts that this node knows: those of its engines, and unlike ones of peers' engines."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Collection
 from dataclasses import replace

@@ -3,8 +3,6 @@
 This is the only copy of the payload between wire and engine. It runs in a thread, under the leases of both placements.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

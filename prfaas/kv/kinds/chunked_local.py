@@ -2,17 +2,16 @@
 
 from typing import TYPE_CHECKING
 
-from prfaas.kv.kinds.kind import KVKind
+from prfaas.kv.kinds.sliding_window import SlidingWindow
 
 if TYPE_CHECKING:
     from prfaas.kv.group import KVGroup
 
 
-class ChunkedLocal(KVKind):
+class ChunkedLocal(SlidingWindow):
     """Blocks of the chunk in which decoding resumes; `window_tokens` is a chunk's length."""
 
     name = "chunked_local"
-    has_window = True
 
     def first_token(self, group: "KVGroup", num_tokens: int) -> int:
         return num_tokens - num_tokens % (group.window_tokens or 1)
@@ -21,13 +20,8 @@ class ChunkedLocal(KVKind):
         size, chunk = group.block_tokens, group.window_tokens or 1
         found = 0
         for start in range(0, num_blocks * size + 1, chunk):
-            first, rest = start // size, blocks >> start // size
-            held = (
-                first + (rest ^ (rest + 1)).bit_length() - 1
-            )  # Blocks are held without a gap from `first` up to there.
-            last = min(held, num_blocks, (start + chunk - 1) // size)
+            rest = blocks >> start // size
+            gap = start // size + (rest ^ (rest + 1)).bit_length() - 1  # The first block of the chunk that is not held.
+            last = min(gap, num_blocks, (start + chunk - 1) // size)
             found |= (1 << last + 1) - 1 & ~((1 << -(-start // size)) - 1)
         return found
-
-    def num_checkpoint_blocks(self, group: "KVGroup") -> int:
-        return -(-((group.window_tokens or 1) - 1) // group.block_tokens)
