@@ -21,6 +21,7 @@ from prfaas.agent.engine.protocol import (
     Attach,
     Attached,
     Cancel,
+    FindBlocks,
     Forget,
     Heartbeat,
     Hold,
@@ -108,6 +109,8 @@ class Agent:
                 on_change=self._report_change,
             )
         self._layouts = LayoutRegistry(self._name, self._pool)
+        # Fingerprints of layouts whose blocks have hashes that the index does not know.
+        self._unreported: set[bytes] = set()
         self._prefix_store = PrefixStore(self._pool, handles, ssd=self._ssd)
 
         # Links, and all that leaves over them
@@ -294,14 +297,16 @@ class Agent:
         arena.pinned |= attach.pins_arena
         if self._config.populate_pool:
             self._populated.put_nowait(arena)
-        if self._reporter is not None:
+        if self._reporter is not None and not layout.is_opaque:
             self._reporter.reporter.name_model(layout.model)
         self._add_layout(layout)
         return Attached(self._name, arena.num_slots, arena.stride_bytes, arena.header_bytes, self._epoch), arena
 
     def _add_layout(self, layout: Layout) -> None:
         self._layouts.add_native(layout)
-        if self._reporter is not None:
+        if layout.is_opaque:
+            self._unreported.add(layout.fingerprint)
+        elif self._reporter is not None:
             self._reporter.reporter.add_layout(layout)
 
     def _on_attached(self, engine: EngineConnection) -> None:
@@ -318,7 +323,7 @@ class Agent:
             self._outbound.open(engine, workers, message)
         elif isinstance(message, Receive):
             self._inbound.claim(engine, arenas_of(workers), message)
-        elif isinstance(message, Store | Lookup | Hold):
+        elif isinstance(message, Store | Lookup | FindBlocks | Hold):
             self._prefix_store.on_message(engine, workers, message)
         elif isinstance(message, Heartbeat):
             engine.post(Alive(message.number, self._inbound.claims(engine)))
@@ -389,7 +394,7 @@ class Agent:
         self._report_change(change)
 
     def _report_change(self, change: PoolChange) -> None:
-        if self._reporter is not None:
+        if self._reporter is not None and change.layout not in self._unreported:
             self._reporter.reporter.publish((change,))
 
     def _report_timing(self, timing: TransferTiming) -> None:

@@ -19,6 +19,7 @@ from prfaas.types import BlockHash, GroupBlocks, Prefix, Shard
 
 LAYOUT_VERSION = 1
 FINGERPRINT_BYTES = 16
+OPAQUE_PACKING = "opaque"  # Blocks that another program names and arranges.
 MAX_LAYERS = 4096  # The largest public models have about 130.
 
 _LIST = (list, tuple)
@@ -36,6 +37,11 @@ class Layout:
     packing: str  # How the kernels pack a block, such as an instruction set; "" when plain.
     shard: Shard
     groups: tuple[KVGroup, ...]
+
+    @property
+    def is_opaque(self) -> bool:
+        """True if the block hashes come from another program, so that no prompt of the index has them."""
+        return self.packing == OPAQUE_PACKING
 
     @cached_property
     def slot_bytes(self) -> int:

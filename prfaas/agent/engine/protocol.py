@@ -19,6 +19,7 @@ arena, ring and eventfd travel with `Attached`.
     receive    Receive ──▶ (the transfer may have begun before) ReceiveReady (a slot per block) | TransferFailed
                worker copies the slots into engine blocks and compares generations
                Release: the engine no longer reads the slots, or never will
+    chunks     FindBlocks ──▶ BlocksFound, from a tier below another store of the engine; then Store or Hold
     reset      Forget (a model) ──▶ Forgotten
     liveness   Heartbeat ──▶ Alive (the agent has read all earlier messages; progress of the engine's claims)
 
@@ -186,6 +187,22 @@ class LookedUp(Message):
     transfer_id: TransferId
     # Pairs [num_tokens, hash].
     lengths: list[list[Any]]
+
+
+@dataclass(frozen=True)
+class FindBlocks(Message):
+    """Question which blocks of group 0 this node holds, each by itself. `hashes` are joined."""
+
+    transfer_id: TransferId
+    hashes: bytes
+
+
+@dataclass(frozen=True)
+class BlocksFound(Message):
+    """Answer to `FindBlocks`: one byte for each block, 1 if it is held."""
+
+    transfer_id: TransferId
+    held: bytes
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,17 @@ from dataclasses import dataclass
 from functools import partial
 
 from prfaas import logs
-from prfaas.agent.engine.protocol import Forget, Forgotten, Hold, LookedUp, Lookup, Store, TransferFailed
+from prfaas.agent.engine.protocol import (
+    BlocksFound,
+    FindBlocks,
+    Forget,
+    Forgotten,
+    Hold,
+    LookedUp,
+    Lookup,
+    Store,
+    TransferFailed,
+)
 from prfaas.agent.engine.ring import EntryKind, RingEntry
 from prfaas.agent.engine.server import EngineConnection, arenas_of, layouts_of
 from prfaas.agent.prefix.lookup import servable_lengths
@@ -52,13 +62,15 @@ class PrefixStore:
         return len(self._uses)
 
     def on_message(
-        self, engine: EngineConnection, workers: list[EngineConnection], message: Store | Lookup | Hold
+        self, engine: EngineConnection, workers: list[EngineConnection], message: Store | Lookup | FindBlocks | Hold
     ) -> None:
         """Answer an engine with these ranks."""
         if isinstance(message, Store):
             self._store(engine, workers, message)
         elif isinstance(message, Lookup):
             engine.post(self._look_up(workers, message))
+        elif isinstance(message, FindBlocks):
+            engine.post(self._find(workers, message))
         else:
             self._hold(engine, workers, message)
 
@@ -111,12 +123,16 @@ class PrefixStore:
         """Return the lengths of a prompt that this node can serve."""
         lengths: list[list[object]] = []
         if workers and len(request.units) % HASH_BYTES == 0:
-            starts = range(0, len(request.units), HASH_BYTES)
-            path = [request.root, *(BlockHash(request.units[start : start + HASH_BYTES]) for start in starts)]
+            path = [request.root, *_hashes(request.units)]
             ranks = [LocalHoldings(self._pool, self._ssd, arena) for arena in arenas_of(workers)]
             found = servable_lengths(ranks, path, request.limit_tokens)
             lengths = [[length, block_hash] for length, block_hash in found]
         return LookedUp(request.transfer_id, lengths)
+
+    def _find(self, workers: list[EngineConnection], request: FindBlocks) -> BlocksFound:
+        """Return which blocks every rank holds."""
+        ranks = [LocalHoldings(self._pool, self._ssd, arena).have(0, _hashes(request.hashes)) for arena in arenas_of(workers)]
+        return BlocksFound(request.transfer_id, bytes(map(all, zip(*ranks, strict=True))))
 
     def _hold(self, engine: EngineConnection, workers: list[EngineConnection], request: Hold) -> None:
         """Pin the blocks of one length, from the SSD if needed; post ReceiveReady or TransferFailed."""
@@ -186,3 +202,7 @@ class PrefixStore:
         for transfer_id, use in list(self._uses.items()):
             if is_last or (use.engine is engine and use.progress is None):
                 self.end(transfer_id, engine.instance)
+
+
+def _hashes(joined: bytes) -> list[BlockHash]:
+    return [BlockHash(joined[start : start + HASH_BYTES]) for start in range(0, len(joined), HASH_BYTES)]
