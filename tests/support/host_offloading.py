@@ -3,8 +3,6 @@
 Everything but the copies is vLLM's. An engine names this module in `spec_module_path`.
 """
 
-from __future__ import annotations
-
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -47,8 +45,8 @@ class HostWorker(OffloadingWorker):
             for ref in refs:
                 block_pages, rows = self._pages[ref.tensor_idx]
                 for block, chunk in pairs:
-                    source, target = (block_pages[block], rows[chunk]) if is_store else (rows[chunk], block_pages[block])
-                    target.copy_(source)
+                    page, row = block_pages[block], rows[chunk]
+                    row.copy_(page) if is_store else page.copy_(row)
         self._finished.append(TransferResult(job_id, success=True))
         return True
 

@@ -131,7 +131,9 @@ class PrefixStore:
 
     def _find(self, workers: list[EngineConnection], request: FindBlocks) -> BlocksFound:
         """Return which blocks every rank holds."""
-        ranks = [LocalHoldings(self._pool, self._ssd, arena).have(0, _hashes(request.hashes)) for arena in arenas_of(workers)]
+        ranks = [
+            LocalHoldings(self._pool, self._ssd, arena).have(0, _hashes(request.hashes)) for arena in arenas_of(workers)
+        ]
         return BlocksFound(request.transfer_id, bytes(map(all, zip(*ranks, strict=True))))
 
     def _hold(self, engine: EngineConnection, workers: list[EngineConnection], request: Hold) -> None:

@@ -10,13 +10,11 @@ together with everything that determines a chunk's bytes. So engines share chunk
 vLLM calls every method on the scheduler's thread. Only `drain_jobs` waits.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from itertools import chain
@@ -125,9 +123,7 @@ class PrfaasTier(SecondaryTierManager):
             group.group_id: group.tokens_per_block * config.cache.blocks_per_chunk for group in config.groups
         }
         chunk = LayerSlice("chunk", 0, self.block_size_bytes, "uint8", "chunk")
-        layout = Layout(
-            self._model, OPAQUE_PACKING, Shard(), (KVGroup("full_attention", HASH_UNIT_TOKENS, (chunk,)),)
-        )
+        layout = Layout(self._model, OPAQUE_PACKING, Shard(), (KVGroup("full_attention", HASH_UNIT_TOKENS, (chunk,)),))
         path, instance = str(found.agent_socket), f"{config.engine_id}/tier"
         self._worker = AgentClient(path, instance=instance, role="worker", layout=layout)
         try:
@@ -148,8 +144,8 @@ class PrfaasTier(SecondaryTierManager):
     def _map_slots(self) -> None:
         attached = self._worker.attached
         self._generations = self._worker.slot_generations()
-        memory = np.frombuffer(self._worker.arena, np.uint8, attached.num_slots * attached.slot_bytes, attached.header_bytes)
-        self._slots: Any = memory.reshape(attached.num_slots, attached.slot_bytes)[:, : self.block_size_bytes]
+        memory = np.frombuffer(self._worker.arena, np.uint8, offset=attached.header_bytes)
+        self._slots: Any = memory.reshape(-1, attached.slot_bytes)[:, : self.block_size_bytes]
 
     def _unmap_slots(self) -> None:
         self._slots = None

@@ -14,7 +14,11 @@ import pytest
 
 from tests.support.agent_nodes import Nodes, running_nodes
 
-collect_ignore = [] if importlib.util.find_spec("vllm") else ["test_vllm_interface.py", "test_kinds_no_cpu_runs.py"]
+collect_ignore = (
+    []
+    if importlib.util.find_spec("vllm")
+    else [f"test_{name}.py" for name in ("vllm_interface", "kinds_no_cpu_runs", "offloading_tier")]
+)
 
 if not collect_ignore:
     with warnings.catch_warnings():

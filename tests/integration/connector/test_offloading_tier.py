@@ -3,8 +3,6 @@
 The facts are those of vLLM 0.32's tests of its tiers, and that no engine gets a chunk that it would have written otherwise.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -12,8 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-vllm = pytest.importorskip("vllm")
 from vllm.v1.kv_offload.base import LookupResult, OffloadKey, ReqContext, ScheduleEndContext, make_offload_key
 from vllm.v1.kv_offload.config import (
     OffloadingCacheConfig,
@@ -185,9 +181,7 @@ def _other_configs() -> dict[str, OffloadingConfig]:
         "dtype": replace(CONFIG, model=OffloadingModelConfig("tiny", "fp8")),
         "layers": replace(CONFIG, groups=(replace(GROUPS[0], layer_names=("a0",)), GROUPS[1])),
         "block size": replace(CONFIG, groups=(replace(GROUPS[0], tokens_per_block=32), GROUPS[1])),
-        "chunk size": replace(
-            CONFIG, worker_kv_bytes_per_block=CHUNK_BYTES // 4, cache=OffloadingCacheConfig(16, 4)
-        ),
+        "chunk size": replace(CONFIG, worker_kv_bytes_per_block=CHUNK_BYTES // 4, cache=OffloadingCacheConfig(16, 4)),
         "block bytes": replace(CONFIG, worker_kv_bytes_per_block=CHUNK_BYTES // 2 + 8),
         "tensor parallelism": replace(
             CONFIG, worker_kv_bytes_per_block=CHUNK_BYTES // 4, parallel=replace(PARALLEL, world_size=2, tp_size=2)
@@ -214,10 +208,10 @@ def test_an_operator_can_name_the_weights(agents: Agents, start: Start) -> None:
 
 def test_a_reset_makes_the_pool_forget(agents: Agents, start: Start) -> None:
     agent = agents.start("west")
-    engine, context = start(agent), None
+    engine = start(agent)
     engine.store(_keys(1))
     engine.manager.reset_cache()
-    assert engine.load(_keys(1), context) == 0
+    assert engine.load(_keys(1)) == 0
     wait_until(lambda: agent.pool()["prefix"] == 0, what="the forgotten chunks")
     wait_until(lambda: engine.store(_keys(2)) or agent.pool()["prefix"], what="the store after the reset")  # type: ignore[func-returns-value]
     engine.evict()

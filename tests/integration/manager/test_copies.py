@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,11 @@ import pytest_asyncio
 
 from prfaas.errors import IndexRefusal
 from prfaas.hashing import HashChain
+from prfaas.kv.layout import OPAQUE_PACKING
 from prfaas.types import Prefix
 from tests.support.agent_deployment import AgentDeployment, running_agents
 from tests.support.deployment import Deployment
-from tests.support.prefix_engine import BLOCK_TOKENS, chain_of, prefix_of, sizes
+from tests.support.prefix_engine import BLOCK_TOKENS, MODEL, PrefixEngine, chain_of, prefix_of, sizes, three_groups
 from tests.support.waiting import PATIENCE_SECONDS, until
 from tools.link import Relay
 
@@ -54,6 +56,19 @@ async def _until_usable(site: AgentDeployment, expected: dict[str, int], chain: 
     async with asyncio.timeout(PATIENCE_SECONDS):
         while not expected.items() <= (await site.usable(chain, 327)).items():  # noqa: ASYNC110 - announced behind the answer
             await asyncio.sleep(0.02)
+
+
+@beside_others
+async def test_blocks_that_another_program_names_are_not_reported(two: AgentDeployment) -> None:
+    opaque = replace(three_groups(), model="chunks", packing=OPAQUE_PACKING)
+    store = await asyncio.to_thread(PrefixEngine, two.agents["west"], "store", opaque)
+    chain = _own_chain()
+    for engine in (store, two.hands["west"]):
+        await asyncio.to_thread(engine.leave, prefix_of(chain, 327))
+    store.close()
+    await _until_usable(two, {"west": 327}, chain)
+    layouts = [layout for member in two.manager.world.live() for layout in member.node.layouts]
+    assert {layout.model for layout in layouts} == {MODEL}
 
 
 @beside_others
