@@ -1,90 +1,64 @@
 """Real engines with OffloadingConnector behind PrfaasConnector, and the node's pool as a tier below the former."""
 
+import json
 import os
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from tests.support.engine_deployment import CHUNK_TOKENS, PATIENT, random_prompt
-from tests.support.engine_pair import flags
-from tests.support.waiting import wait_until
-from tools.demo.client import complete, get_json, prefilled_tokens
+from tests.support.engine_deployment import random_prompt
 from tools.processes import Children
-from tools.stack import EngineProcess, Stack
+from tools.stack import EAGER_ENVIRONMENT, ENGINE_ENVIRONMENT, AgentProcess, Stack
 from tools.tiny_models import make_model
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
-MULTI = ("vllm.distributed.kv_transfer.kv_connector.v1.multi_connector", "MultiConnector")
 REPOSITORY = Path(__file__).parents[2]
-# Full attention alone, and with sliding windows.
-FAMILIES = ("llama", pytest.param("gemma3", marks=pytest.mark.soak))
-LENGTHS = (3 * CHUNK_TOKENS, 700)
 BLOCK_TOKENS = 128  # vLLM's default on a CPU.
+LENGTHS = (3 * BLOCK_TOKENS, 700)
+PROMPTS = [random_prompt(length, seed=length) for length in LENGTHS]
+NUM_BLOCKS = sum(length // BLOCK_TOKENS for length in LENGTHS)
 
 
-class Engines:
-    """One node, and engines of one model on it, one after the other."""
-
-    def __init__(self, children: Children, directory: Path, family: str) -> None:
-        self.children, self._family = children, family
-        self._stack = stack = Stack(children, directory)
-        self._model = make_model(family, directory / family)
-        self.agent = stack.start_agent("west")
-        stack.await_agent(self.agent)
-
-    def start(self, name: str) -> EngineProcess:
-        socket = {"agent_socket": str(self.agent.socket)}
-        tier = {"type": "PrfaasTier", "module_path": "prfaas.connector.vllm.tier", "silence_seconds": "20s"} | socket
-        spec = {"spec_name": "HostOffloadingSpec", "spec_module_path": "tests.support.host_offloading"}
-        offloading = spec | {"cpu_bytes_to_use": 64 << 20, "secondary_tiers": [tier]}
-        connectors = [
-            {"kv_connector": "PrfaasConnector", "kv_connector_extra_config": socket | {"reuse": False} | PATIENT},
-            {"kv_connector": "OffloadingConnector", "kv_connector_extra_config": offloading},
-        ]
-        engine = self._stack.start_engine(
-            name,
-            self._model,
-            agent=self.agent,
-            role="kv_both",
-            extra=(*flags(self._family), "--enable-prefix-caching"),
-            connector={"connectors": [connector | {"kv_role": "kv_both"} for connector in connectors]},
-            connector_class=MULTI,
-            environment={"PYTHONPATH": str(REPOSITORY)},
-        )
-        self._stack.await_server(engine.child, engine.url)
-        return engine
-
-    def ask(self, engine: EngineProcess, prompt: list[int], **fields: str) -> tuple[tuple[int, ...], int]:
-        """Return greedy tokens, and how many tokens the engine computed for the prompt."""
-        before = prefilled_tokens(engine.url)
-        body = {"model": self._family, "prompt": prompt, "max_tokens": 12, "temperature": 0, "ignore_eos": True}
-        tokens = complete(engine.url, body | fields).token_ids
-        return tokens, prefilled_tokens(engine.url) - before
-
-    def num_stored(self) -> int:
-        stored: int = get_json(f"{self.agent.status_url}/status")["pool"]["prefix"]
-        return stored
-
-
-@pytest.fixture(scope="module", params=FAMILIES)
-def engines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
-    family, directory = request.param, tmp_path_factory.mktemp("offloading")
+@pytest.fixture(scope="module")
+def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AgentProcess]:
+    directory = tmp_path_factory.mktemp("offloading")
     with Children(directory) as children:
-        yield Engines(children, directory, family)
+        stack = Stack(children, directory)
+        agent = stack.start_agent("west")
+        stack.await_agent(agent)
+        yield agent
 
 
-def test_a_restarted_engine_loads_what_the_one_before_left_in_the_pool(engines: Engines) -> None:
-    prompts = [random_prompt(length, seed=length) for length in LENGTHS]
-    first = engines.start("first")
-    answers = [engines.ask(first, prompt)[0] for prompt in prompts]
-    num_blocks = sum(length // BLOCK_TOKENS for length in LENGTHS)
-    wait_until(lambda: engines.num_stored() >= num_blocks, what="the chunks in the pool")
-    engines.children.stop_child(first.child)
-    second = engines.start("second")
-    for prompt, answer in zip(prompts, answers, strict=True):
-        alone, computed = engines.ask(second, prompt, cache_salt=os.urandom(8).hex())
-        assert (alone, computed) == (answer, len(prompt))
-        loaded, computed = engines.ask(second, [*prompt, 7])
-        assert computed < len(prompt) // 2
-        assert engines.ask(second, [*prompt, 7], cache_salt=os.urandom(8).hex())[0] == loaded
+def _answers(model: Path, agent: AgentProcess, prompts: Sequence[list[int]]) -> list[tuple[list[int], int]]:
+    """Return tokens and cached tokens of each prompt, from an engine that starts and ends here."""
+    command = [sys.executable, "-m", "tests.support.offloading_engine", str(model), str(agent.socket)]
+    environment = os.environ | ENGINE_ENVIRONMENT | EAGER_ENVIRONMENT
+    environment |= {"PYTHONPATH": str(REPOSITORY), "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    ended = subprocess.run(
+        [*command, agent.status_url, str(NUM_BLOCKS)],
+        input=json.dumps(prompts),
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+        timeout=600,
+    )
+    assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
+    written = next(line for line in ended.stdout.splitlines() if line.startswith("[["))  # Beside vLLM's log.
+    return [(tokens, cached) for tokens, cached in json.loads(written)]
+
+
+@pytest.mark.parametrize("family", ["llama", pytest.param("gemma3", marks=pytest.mark.soak)])
+def test_a_restarted_engine_loads_what_the_one_before_left(agent: AgentProcess, tmp_path: Path, family: str) -> None:
+    model = make_model(family, tmp_path / family)
+    first = _answers(model, agent, PROMPTS)
+    again = _answers(model, agent, PROMPTS)
+    assert [tokens for tokens, _ in first] == [tokens for tokens, _ in again]
+    assert [cached for _, cached in first] == [0, 0]
+    assert all(
+        cached >= (length - 1) // BLOCK_TOKENS * BLOCK_TOKENS
+        for (_, cached), length in zip(again, LENGTHS, strict=True)
+    )

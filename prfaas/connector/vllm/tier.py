@@ -184,8 +184,8 @@ class PrfaasTier(SecondaryTierManager):
         self._submit(job_metadata, Hold)
 
     def _submit(self, job: TransferJob, kind: type[Store] | type[Hold]) -> None:
-        if not self._is_usable:
-            self._finish(job, is_complete=False)
+        if not self._is_usable or not job.keys:
+            self._finish(job, is_complete=not job.keys)
             return
         transfer_id, (order, groups) = _new_id(), self._groups(job)
         self._jobs[transfer_id] = _Job(job, order)
@@ -302,7 +302,7 @@ class PrfaasTier(SecondaryTierManager):
             if job.reports and self._worker.connected and not self._liveness.is_silent:
                 continue
             del self._jobs[transfer_id]
-            if job.job.is_promotion:
+            if job.job.is_promotion or job.reports:
                 self._client.post(Release(transfer_id))
             self._finish(job.job, is_complete=job.copy.result() and not job.reports)
 

@@ -18,6 +18,7 @@ from vllm.v1.kv_offload.config import (
     OffloadingModelConfig,
     OffloadingParallelConfig,
 )
+from vllm.v1.kv_offload.tiering.base import TransferJob
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
 from prfaas.errors import AgentUnreachable, ConfigError
@@ -161,6 +162,18 @@ def test_nothing_is_left_at_the_agent_after_stores_and_loads(agents: Agents, sta
     assert (agent.pool()["prefix"], agent.pool()["transfer"]) == (12, 0)
 
 
+def test_a_drain_ends_every_job(agents: Agents, start: Start) -> None:
+    engine = start(agents.start("west"))
+    tier = engine.manager.secondary_tiers[0]
+    jobs = [(1, _keys(1), False), (2, _keys(2), True), (3, [], False)]
+    for number, keys, is_load in jobs:
+        job = TransferJob(number, keys, np.arange(len(keys)), is_load, engine.request(keys))
+        (tier.submit_load if is_load else tier.submit_store)(job)
+    tier.drain_jobs()
+    results = {result.job_id: result.success for result in tier.get_finished_jobs()}
+    assert results == {1: True, 2: False, 3: True}
+
+
 def test_a_later_chunk_of_a_prompt_leaves_the_pool_first(agents: Agents, start: Start) -> None:
     agent = agents.start("west", **{"pool-bytes": str(20 * 12_288), "transfer-ratio": "0.5"})
     engine = start(agent)
@@ -220,7 +233,7 @@ def test_a_reset_makes_the_pool_forget(agents: Agents, start: Start) -> None:
 
 def test_a_chunk_that_leaves_between_lookup_and_load_is_absent(agents: Agents, start: Start) -> None:
     agent = agents.start("west")
-    engine, other = start(agent), start(agent)
+    engine, second_engine = start(agent), start(agent)
     engine.store(_keys(1))
     engine.evict()
     context = engine.request(_keys(1))
@@ -228,7 +241,7 @@ def test_a_chunk_that_leaves_between_lookup_and_load_is_absent(agents: Agents, s
         lambda: engine.step() or engine.manager.secondary_tiers[0].lookup(_keys(1)[0], context) is LookupResult.HIT,  # type: ignore[func-returns-value]
         what="the verdict",
     )
-    other.manager.reset_cache()
+    second_engine.manager.reset_cache()
     wait_until(lambda: agent.pool()["prefix"] == 0, what="the forgotten chunks")
     assert engine.load(_keys(1), context) == 0
 

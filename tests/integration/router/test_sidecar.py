@@ -209,6 +209,15 @@ async def test_disconnected_client_ends_the_running_leg() -> None:
         assert not pair.decode.bodies
 
 
+async def test_a_named_source_of_cached_kv_changes_nothing() -> None:
+    async with _pair() as pair:
+        for host in ("", None):
+            assert (await pair.ask({}, host=host))[0] == 200
+            assert (await pair.ask({}, host=host, x_kv_cache_source_host_port="10.0.0.1:8000"))[0] == 200
+        local, with_source, handed_over, with_both = pair.decode.bodies
+        assert (with_source, with_both) == (local, handed_over) and len(pair.prefill.bodies) == 2
+
+
 async def test_missing_engine_gives_503_at_once() -> None:
     async with _pair() as pair:
         await pair.decode.stop()
