@@ -369,7 +369,7 @@ def _digest(config: Any, chunk_bytes: int) -> str:
     fields["model"] = config.model.dtype
     fields["parallel"] = {name: value for name, value in fields["parallel"].items() if name not in _OF_THE_REPLICA}
     device = torch.device(current_platform.device_type)
-    kernels = packing({}, [], cache_dtype=config.model.dtype, device=device)
+    kernels = packing({}, [], cache_dtype=config.model.dtype, device=device, assumes_plain=False)
     device_name = current_platform.get_device_name()
     text = json.dumps([fields, chunk_bytes, kernels, device_name], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
