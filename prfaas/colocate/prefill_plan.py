@@ -1,4 +1,4 @@
-"""Plan of the prefill worker's steps: whole prompts in order of arrival, cut only where a step is full. No I/O, no torch.
+"""Plan of the prefill worker's steps: prompts one by one, short ones first, cut where a step is full. No I/O, no torch.
 
 Decode allocates the blocks of a prompt as if the prompt were already computed. Groups with a sliding window or a state then
 have no blocks for tokens that decode no longer needs, but the prefill does. It uses scratch blocks in their place, which
@@ -7,14 +7,12 @@ decode's scheduler has set aside.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 NULL_BLOCK = 0
-SHARED_STEP_TOKENS = (
-    128  # A step of so many computes about as fast as any other. More would only delay its first prompt.
-)
+SHARED_STEP_TOKENS = 128  # A larger step is hardly more efficient, and would delay its first prompt.
+OVERTAKEN_TOKENS = 4  # Shorter prompts overtake one until four times its tokens have been computed since it came.
 
 
 @dataclass(frozen=True)
@@ -62,13 +60,19 @@ class Order:
     tables: tuple[tuple[int, ...], ...]
 
 
-@dataclass
+@dataclass(eq=False)
 class Progress:
     """An order, how far it is, and its scratch blocks by group and table entry."""
 
     order: Order
     computed: int
     scratch: list[dict[int, int]]
+    arrived: int  # Tokens that the queue had computed when the order came.
+
+    @property
+    def rank(self) -> float:
+        """Number of tokens left, and more for a late order. No order waits for ever behind shorter ones."""
+        return self.order.end - self.computed + self.arrived / OVERTAKEN_TOKENS
 
 
 @dataclass(frozen=True)
@@ -94,14 +98,15 @@ class PrefillQueue:
     chunk_tokens: int
     max_rows: int
     scratch_blocks: Sequence[int]
-    _orders: deque[Progress] = field(default_factory=deque)
+    _orders: list[Progress] = field(default_factory=list)
+    _num_computed: int = 0
 
     def add(self, order: Order) -> None:
-        self._orders.append(Progress(order, order.start, [{} for _ in self.groups]))
+        self._orders.append(Progress(order, order.start, [{} for _ in self.groups], self._num_computed))
 
     def cancel(self, request_id: str) -> None:
         """Forget an order."""
-        self._orders = deque(item for item in self._orders if item.order.request_id != request_id)
+        self._orders = [item for item in self._orders if item.order.request_id != request_id]
 
     def __bool__(self) -> bool:
         return bool(self._orders)
@@ -112,14 +117,20 @@ class PrefillQueue:
         room = self.chunk_tokens
         is_shared = not any(group.needs_scratch for group in self.groups)
         while self._orders and room > 0 and len(chunks) < (self.max_rows if is_shared else 1):
-            item = self._orders[0]
+            item = self._first(is_shared=is_shared)
             end = self._end(item, room)
             chunks.append(self._chunk(item, end))
+            self._num_computed += end - item.computed
             room = min(room, SHARED_STEP_TOKENS) - (end - item.computed)
             item.computed = end
             if end == item.order.end:
-                self._orders.popleft()
+                self._orders.remove(item)
         return chunks
+
+    def _first(self, *, is_shared: bool) -> Progress:
+        """Return the order to compute. One that has scratch blocks is finished before another begins."""
+        begun = [] if is_shared else [item for item in self._orders if item.computed > item.order.start]
+        return min(begun or self._orders, key=lambda item: item.rank)
 
     def _end(self, item: Progress, room: int) -> int:
         """Return where the next chunk ends. vLLM's CPU kernels write a state at the end of a chunk only."""

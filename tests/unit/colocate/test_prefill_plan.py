@@ -38,6 +38,29 @@ def test_a_prompt_does_not_wait_for_a_long_one_in_the_same_step() -> None:
     assert steps == [[("a", 100), ("b", 28)], [("b", 400)]]
 
 
+def test_shorter_prompts_overtake_a_long_one_until_it_has_waited_long_enough() -> None:
+    orders = queue(FULL)
+    orders.add(order("long", 0, 20, (1, 2, 3, 4, 5)))
+    finished: list[str] = []
+    while "long" not in finished:
+        orders.add(order(f"short {len(finished)}", 0, 8, (6, 7)))
+        finished += [chunk.order.request_id for chunk in orders.next_step() if chunk.is_last]
+    # The long one has 12 tokens more, so it waits for four times as many: six short ones.
+    assert finished == [f"short {number}" for number in range(6)] + ["long"]
+
+
+@pytest.mark.parametrize("group", [WINDOW, STATE])
+def test_a_prompt_with_scratch_blocks_is_finished_before_a_shorter_one(group: GroupShape) -> None:
+    orders = queue(group)
+    orders.add(order("long", 0, 20, (0, 0, 0, 4, 5)))
+    orders.next_step()
+    orders.add(order("short", 0, 4, (6,)))
+    names = []
+    while orders:
+        names += [chunk.order.request_id for chunk in orders.next_step() if chunk.is_last]
+    assert names == ["long", "short"]
+
+
 def test_only_the_first_step_zeroes_the_blocks_that_hold_nothing_yet() -> None:
     orders = queue(FULL)
     orders.add(order("b", 4, 16, (2, 3, 4, 5)))
