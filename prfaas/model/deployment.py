@@ -12,7 +12,10 @@ from prfaas.model.kv.geometry import Geometry
 
 @dataclass(frozen=True)
 class PrfaasCluster:
-    """Cluster that only prefills. Its egress is shared by all its paths; the price is of one instance."""
+    """Cluster that only prefills. Its egress is shared by all its paths.
+
+    Price, power and kilograms of CO2 per kWh are those of one instance. The price includes power and carbon.
+    """
 
     name: str
     profile: Profile
@@ -20,11 +23,13 @@ class PrfaasCluster:
     egress_bytes_per_second: float = math.inf
     price_per_hour: float | None = None
     egress_price: EgressPrice | None = None
+    kilowatts: float = 0.0
+    carbon_per_kwh: float = 0.0
 
 
 @dataclass(frozen=True)
 class PdCluster:
-    """Cluster that prefills and decodes; the price is of one instance.
+    """Cluster that prefills and decodes; the price is of one instance, with power and carbon.
 
     `num_prefill` fixes N_p; None leaves it to the solver. `shared_instances` may prefill and decode at once, as in
     RAPID-Serve: the shares a, b ≤ 1 of both roles satisfy a + b ≤ 1 + `overlap`, and N_p need not be whole.
@@ -37,6 +42,8 @@ class PdCluster:
     shared_instances: int = 0
     overlap: float = 0.0
     price_per_hour: float | None = None
+    kilowatts: float = 0.0
+    carbon_per_kwh: float = 0.0
 
     @property
     def roles(self) -> float:
@@ -121,3 +128,13 @@ class Deployment:
         if any(price is None for price, _ in prices):
             return None
         return sum(price * count for price, count in prices if price is not None)
+
+    @property
+    def kilowatts(self) -> float:
+        """Return the power of all instances."""
+        return sum(cluster.num_instances * cluster.kilowatts for cluster in self.clusters)
+
+    @property
+    def carbon_per_hour(self) -> float:
+        """Return the kilograms of CO2 that all instances cause in an hour."""
+        return sum(cluster.num_instances * cluster.kilowatts * cluster.carbon_per_kwh for cluster in self.clusters)

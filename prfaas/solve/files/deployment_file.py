@@ -11,14 +11,14 @@ from typing import ClassVar
 from prfaas import config
 from prfaas.config import record, records, setting
 from prfaas.errors import ConfigError
-from prfaas.model.cost.egress_price import EgressPrice
+from prfaas.model.cost.egress_price import ByHour, EgressPrice
 from prfaas.model.cost.profile import Profile
 from prfaas.model.cost.roofline import roofline
 from prfaas.model.deployment import ClusterPath, Deployment, Objectives, PdCluster, PrfaasCluster, TenantShare
 from prfaas.model.kv import huggingface
 from prfaas.model.kv.geometry import Geometry
 from prfaas.solve.files import catalog
-from prfaas.solve.files.quantities import EGRESS_PRICE, NUMBER, TOKENS_PER_SECOND
+from prfaas.solve.files.quantities import EGRESS_PRICE, NUMBER, PRICE_BY_HOUR, TOKENS_PER_SECOND
 from prfaas.units import choice, parse_seconds, parse_tokens
 
 
@@ -35,6 +35,18 @@ class ClusterSection:
     measured: str = setting("text", default="", doc='With `hardware`: one measured prefill, such as "32K=2.1s".')
     instances: int = setting("count", required=True, minimum=1, doc="Number of instances.")
     price: float | None = setting(NUMBER, default=None, doc="Price of one instance for an hour, in any currency.")
+    power: float = setting(NUMBER, default=0.0, doc="Power of one instance in kW, with cooling.")
+    power_price: ByHour | None = setting(
+        PRICE_BY_HOUR, default=None, doc='Price of a kWh, counted beside `price`: "0.12", "0.12, 0.08@22-6".'
+    )
+    carbon: float = setting(NUMBER, default=0.0, doc="Kilograms of CO2 per kWh.")
+    carbon_price: float = setting(NUMBER, default=0.0, doc="Price of a tonne of CO2, counted beside `price`.")
+
+    @property
+    def energy_price(self) -> float:
+        """Return what power and carbon of one instance cost in an hour, on average over the day."""
+        per_kwh = self.power_price.mean if self.power_price is not None else 0.0
+        return self.power * (per_kwh + self.carbon * self.carbon_price / 1000.0)
 
 
 @dataclass(frozen=True)
@@ -152,10 +164,11 @@ def _profile(section: ClusterSection, model: Geometry, folder: Path) -> tuple[Pr
             raise ConfigError(f"cluster {section.name!r}: measured: needs hardware; a profile is measured already")
         profile = catalog.find_profile(section.profile, beside=folder)
         catalog.check_model(profile, model, cluster=section.name)
-        return profile, section.price
+        return profile, None if section.price is None else section.price + section.energy_price
     gpu, count = catalog.find_gpu(section.hardware), section.gpus_per_instance
     profile = roofline(model, gpu, count, measured=_measured(section), name=f"{section.name} ({count} {gpu.name})")
-    return profile, gpu.price * count if section.price is None else section.price
+    price = gpu.price * count if section.price is None else section.price
+    return profile, price + section.energy_price
 
 
 def _measured(section: ClusterSection) -> tuple[float, float] | None:
@@ -175,7 +188,9 @@ def _prfaas(section: PrfaasSection, links: Sequence[LinkSection], model: Geometr
     prices = [link.egress_price or section.egress_price for link in links if link.source == section.name]
     known = [each for each in prices or [section.egress_price] if each is not None]
     dearest = max(known, key=lambda each: each.mean, default=None)
-    return PrfaasCluster(section.name, profile, section.instances, egress, price, dearest)
+    return PrfaasCluster(
+        section.name, profile, section.instances, egress, price, dearest, section.power, section.carbon
+    )
 
 
 def _pd(section: PdSection, model: Geometry, folder: Path) -> PdCluster:
@@ -188,6 +203,8 @@ def _pd(section: PdSection, model: Geometry, folder: Path) -> PdCluster:
         shared_instances=section.shared_instances,
         overlap=section.overlap,
         price_per_hour=price,
+        kilowatts=section.power,
+        carbon_per_kwh=section.carbon,
     )
 
 

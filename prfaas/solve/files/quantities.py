@@ -81,6 +81,9 @@ EGRESS_PRICE = ValueKind(
     _egress_price,
     _show_egress_price,
 )
+PRICE_BY_HOUR = ValueKind(
+    'a price such as "0.12", or "0.12, 0.08@22-6" with hours of the day', lambda text: _by_hour(text, _number), str
+)
 DEMAND = ValueKind(
     'requests per second such as "2.5req/s", or "0.5req/s, 2req/s@8-18" with hours of the day',
     lambda text: _by_hour(text, _rate),

@@ -81,7 +81,7 @@ def fleet_answer(study: Study, day: Day, local: Day | None, *resized: Day | None
     requests = sum(demand.requests_per_second * demand.hours for demand in day.demands) * 3600
     per_thousand = day.per_hour * DAY_HOURS / requests * 1000
     costs = f"{day.per_hour:,.2f} an hour, {per_thousand:,.2f} per thousand requests: instances"
-    costs += f" {day.instances_per_hour:,.2f}, egress {day.egress_per_hour:,.2f}"
+    costs += f" {day.instances_per_hour:,.2f}, egress {day.egress_per_hour:,.2f}{_energy(deployment)}"
     rows = [("fleet", ", ".join(counts) + " (instances)")]
     for demand, part in sorted(zip(day.demands, day.parts, strict=True), key=lambda pair: pair[0].hour or 0.0):
         (split,) = part.plan.splits
@@ -154,11 +154,18 @@ def _price(study: Study) -> str:
     text = f"{hour:,.2f} an hour, {million / 1000:,.2f} per thousand requests"
     if study.main.egress_per_hour:
         text += f" ({study.main.egress_per_hour:,.2f} an hour for egress)"
+    text += _energy(study.main.deployment)
     same = study.at_equal_cost
     if same is None or not study.main.deployment.prfaas:
         return text
     rate = same.plan.system_throughput
     return f"{text}; the same money in instances of {same.deployment.pd[0].name} sustains {rate:.2f} req/s"
+
+
+def _energy(deployment: Deployment) -> str:
+    if not deployment.kilowatts:
+        return ""
+    return f"; draws {deployment.kilowatts:,.0f} kW, {deployment.carbon_per_hour:,.0f} kg of CO2 an hour"
 
 
 _LIMITS = {"prfaas": "remote prefill", "link": "the links", "pd-prefill": "local prefill", "pd-decode": "decode"}

@@ -116,6 +116,21 @@ def test_demand_by_the_hour_and_a_budget_have_fleets(capsys: pytest.CaptureFixtu
     assert "for the money" in answer(capsys, *prices, "--budget", "170")
 
 
+def test_power_and_carbon_add_to_the_price(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (file := tmp_path / "d.yaml").write_text(
+        "model: internal-1t-hybrid\n"
+        "pd:\n"
+        '  - {name: a, profile: h20-internal-1t, instances: 8, price: 5, power: 10, power_price: "0.10, 0.04@0-12",'
+        " carbon: 0.5, carbon_price: 80}\n"
+        "  - {name: b, profile: h20-internal-1t, instances: 2, price: 5}\n"
+    )
+    deployment, _ = read_deployment(file)
+    # A kWh costs 0.07 on average, and its half kilogram 0.04.
+    assert [cluster.price_per_hour for cluster in deployment.pd] == pytest.approx([5 + 10 * 0.11, 5])
+    assert "58.80 an hour" in (text := answer(capsys, "--deployment", str(file)))
+    assert "draws 80 kW, 40 kg of CO2 an hour" in text
+
+
 def test_the_dearest_link_counts_for_its_cluster(tmp_path: Path) -> None:
     file = tmp_path / "d.yaml"
     file.write_text(TWO_CLUSTERS.replace("bandwidth: 20Gbps", "bandwidth: 20Gbps, egress_price: 0.02"))
