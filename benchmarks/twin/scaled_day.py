@@ -1,8 +1,9 @@
 """A recorded day in the twin: a fleet that an autoscaler resizes beside the fixed fleet that serves its peak.
 
 The autoscaler asks every `PLAN_SECONDS` for `needed_instances`, as KEDA asks a manager, and knows only the requests that
-ended in that time. Instances serve `BOOT_SECONDS` after they are asked for, and cost from then on. They leave when two
-answers in a row need fewer, and cost until their last request has ended.
+ended in that time. A smaller fleet must meet the objective in a replay of the last hour. Instances serve `BOOT_SECONDS`
+after they are asked for, and cost from then on. They leave when two answers in a row need fewer, and cost until their
+last request has ended.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import numpy as np
 
 from benchmarks.twin.figure import Figure
 from prfaas.manager.planning.demand import needed_instances
+from prfaas.manager.planning.replay import REPLAY_SECONDS, guarded_need
+from prfaas.manager.state.traffic import MAX_REQUESTS
 from prfaas.model.cost.workload import Workload
 from prfaas.model.deployment import Deployment
 from prfaas.model.planning.plan import Plan
@@ -128,14 +131,19 @@ def scaled_day(*, hours: float, seed: int, autoscaled: bool = True) -> ScaledDay
     fleet = _Fleet(deployment, workload, twin, fixed)
     arrivals = [request.arrival for request in requests]
 
+    answer = fixed
+
     @cache
     def needed(arrivals_per_second: float) -> Sizes:
         return needed_instances(deployment, workload, arrivals_per_second)
 
     def plan_again(now: float) -> None:
-        measured = _ended(requests, arrivals, now) / PLAN_SECONDS
-        is_measured = autoscaled and now >= PLAN_SECONDS
-        fleet.scale(needed(round(measured, 2)) if is_measured else fixed, until=end)
+        nonlocal answer
+        if autoscaled and now >= PLAN_SECONDS:
+            asked = needed(round(_ended(requests, arrivals, now) / PLAN_SECONDS, 2))
+            seen = requests[: bisect_left(arrivals, now)][bisect_left(arrivals, now - REPLAY_SECONDS) :]
+            answer = guarded_need(asked, answer, deployment, workload, seen[-MAX_REQUESTS:])
+        fleet.scale(answer, until=end)
         if now + PLAN_SECONDS < end:
             twin.timeline.at(now + PLAN_SECONDS, plan_again, now + PLAN_SECONDS)
 
