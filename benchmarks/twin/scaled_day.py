@@ -131,7 +131,7 @@ def scaled_day(*, hours: float, seed: int, autoscaled: bool = True) -> ScaledDay
     fleet = _Fleet(deployment, workload, twin, fixed)
     arrivals = [request.arrival for request in requests]
 
-    answer = fixed
+    answer: Sizes = fixed
 
     @cache
     def needed(arrivals_per_second: float) -> Sizes:
