@@ -88,17 +88,21 @@ function threshold({ now, figures }) {
   const value = now.manager.threshold_tokens;
   const raised = now.paths.find((path) => path.multiplier > 1 && !path.is_down);
   const last = figures.changes.find((change) => THRESHOLD_KINDS.includes(change.kind));
-  const unit = (threshold) => (isNoLimit(threshold) ? "" : "tokens; longer goes remote");
+  const unit = (threshold) => (isNoLimit(threshold) ? "" : "tokens; longer: remote");
   const tile = { title: "Threshold t", figure: tokens(value), unit: unit(value), metric: metric("prfaas_manager_threshold_tokens"), value };
   if (raised) {
-    const note = `raised × ${raised.multiplier.toFixed(0)} from ${tokens(value)}: ${nameOf(raised)} is ${stateOf(raised).word}${last ? `, changed at ${when(last.at)}` : ""}`;
+    const { word } = stateOf(raised);
+    const why = word === "recovering" ? "recovers from congestion" : `is ${word}`;
+    const note = `raised × ${raised.multiplier.toFixed(0)} from ${tokens(value)}: ${nameOf(raised)} ${why}${last ? `, changed at ${when(last.at)}` : ""}`;
     return { title: tile.title, figure: tokens(raised.threshold_tokens), unit: unit(raised.threshold_tokens), mood: "busy", note };
   }
-  return { ...tile, note: last ? `${when(last.at)} ${titleOf(last)}, ${last.subject}: ${last.detail}` : reasonOf(now) };
+  // A congestion that has ended leaves the threshold of the plan.
+  const eased = last?.kind === "calm" ? `${when(last.at)} ${titleOf(last)}, ${last.subject}; ` : "";
+  return { ...tile, note: last && !eased ? `${when(last.at)} ${titleOf(last)}: ${last.detail}` : `${eased}${reasonOf(now)}` };
 }
 
 function reasonOf({ plan, manager }) {
-  if (plan) return `plan ${plan.version}: ${plan.cause}; with more load ${plan.first_full} fills first`;
+  if (plan) return `plan of ${clock(plan.made_at)}: ${plan.cause}; with more load ${plan.first_full} fills first`;
   return manager.can_plan ? "configured; no plan yet" : "configured";
 }
 
