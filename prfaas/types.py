@@ -70,6 +70,9 @@ LegReason = Literal[
     "decode_error",
     "decode_silent",
 ]
+# Outcome of a client's request. `fell_back`: the decode instance computed a prompt of the remote route. `refused`:
+# status 4xx. `failed`: status 5xx. `broken`: the answer ended early. `cancelled`: the client left.
+OutcomeKind = Literal["completed", "fell_back", "refused", "failed", "broken", "cancelled"]
 
 
 @dataclass(frozen=True)

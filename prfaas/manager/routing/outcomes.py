@@ -7,17 +7,17 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from prometheus_client import Counter
 
 from prfaas import metrics
 from prfaas.manager.routing.decision_log import RecordedDecision
-from prfaas.manager.routing.request_record import ReportedRequest, RequestRecord
+from prfaas.manager.routing.request_record import OUTCOMES, ROUTES, ReportedRequest, RequestRecord
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.scheduler.explanation import Phases, clusters_of, router_phases, within
 from prfaas.scheduler.route import EXPLANATIONS
-from prfaas.types import TransferPhase
+from prfaas.types import OutcomeKind, TransferPhase
 
 AWAITED_SECONDS = 5.0  # Routers and agents report each second; later ones report to another manager.
 MAX_TRANSFERS = 4096  # Transfers that only one side has reported.
@@ -37,9 +37,7 @@ def transfer_phases(decide: float, ttft: float, seconds: dict[TransferPhase, flo
 
 MAX_OUTCOMES = 1024
 WORDS: Mapping[str, str] = dict(EXPLANATIONS.items())
-ROUTES = frozenset({"local", "remote", "refused"})
-OutcomeKind = Literal["completed", "fell_back", "refused", "failed", "broken", "cancelled"]
-_KINDS: Mapping[str, OutcomeKind] = {kind: kind for kind in get_args(OutcomeKind)}
+_KINDS: Mapping[str, OutcomeKind] = {kind: kind for kind in OUTCOMES}
 MAX_REPORTERS = 1024  # Runs of routers whose last report is remembered.
 MAX_FALLBACK_REASONS = 64
 

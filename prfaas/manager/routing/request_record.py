@@ -3,15 +3,17 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from prfaas.types import OutcomeKind
+
 MAX_REQUESTS = 1 << 17  # An hour at 36 requests per second, in 10 MB.
 MAX_NAMES = 4096  # Models, tenants and clusters; later ones count as unnamed.
 ROUTES = ("remote", "local", "refused")
-OUTCOMES = ("completed", "fell_back", "refused", "failed", "broken", "cancelled")
+OUTCOMES: tuple[OutcomeKind, ...] = get_args(OutcomeKind)
 PHASES = ("decide", "queue", "prefill", "wire", "load", "rest", "leg", "handover", "engine")
 PERCENTILES = (0.5, 0.95, 0.99)
 _ROW = np.dtype(
@@ -37,7 +39,7 @@ class ReportedRequest:
 
     at: float  # Unix time of the report.
     route: str
-    outcome: str
+    outcome: OutcomeKind
     ttft_seconds: float  # 0 without a first token.
     model: str = ""
     tenant: str = ""

@@ -4,7 +4,7 @@ import re
 import time
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from prfaas import logs, metrics
 from prfaas.router.engines.legs import LegFailed
@@ -13,14 +13,11 @@ from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.scheduler.explanation import Phases, describe, router_phases
 from prfaas.scheduler.route import explain
 from prfaas.transfer_report import ReceivedReport, fallback_params
-from prfaas.types import LegReason
+from prfaas.types import LegReason, OutcomeKind
 
 MAX_RECORDS = 1024
 SUCCESSES = ("completed", "held")  # Outcomes of a transfer after which the decode engine computed nothing twice.
 CLIENT_GONE = 499  # Status of a request whose client has disconnected, as nginx logs it.
-# `fell_back`: the decode instance computed a prompt of the remote route. `refused`: status 4xx. `failed`: status 5xx.
-# `broken`: the answer ended early. `cancelled`: the client left.
-Outcome = Literal["completed", "fell_back", "refused", "failed", "broken", "cancelled"]
 _COUNT = re.compile(rb'"(prompt|completion)_tokens":\s*(\d+)')  # Only the usage has this form: texts escape quotes.
 _COUNT_BYTES = 64  # End of a chunk in which a count may have begun.
 _EVENT = b"data: {"  # Start of each event of a stream but the last.
@@ -34,7 +31,7 @@ class FailedLeg(NamedTuple):
     message: str
 
 
-def outcome_of_status(status: int) -> Outcome:
+def outcome_of_status(status: int) -> OutcomeKind:
     """Return the outcome of a request that no instance had to repeat."""
     if status >= 500:
         return "failed"
@@ -134,7 +131,7 @@ class RequestRecord:
         self.seconds = time.monotonic() - self.started
 
     @property
-    def outcome(self) -> Outcome:
+    def outcome(self) -> OutcomeKind:
         """Return the outcome of the request. One without any status was left by its client."""
         if self.status in (0, CLIENT_GONE):
             return "cancelled"

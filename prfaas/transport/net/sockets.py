@@ -54,7 +54,7 @@ def make_socket(address: str, *, congestion_control: str, allow_public: bool) ->
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     if not allow_public and any(is_public(str(address[0])) for *_, address in found):
         raise ConfigError(
-            f"{host} is public; give the tls_ settings, or set insecure_plaintext: true to send KV there unencrypted"
+            f"{host} is public; set tls, or set insecure_plaintext: true to send KV there unencrypted"
         )
     made = _connect(found)
     try:
@@ -101,7 +101,7 @@ def listen(address: str, *, allow_public: bool) -> socket.socket:
         if not allow_public and (public := public_address(host)):
             raise ConfigError(
                 f"listen: {public} is not a private address; KV would cross it unencrypted. "
-                "Give the tls_ settings, listen on a private address, or set insecure_plaintext: true"
+                "Set tls, listen on a private address, or set insecure_plaintext: true"
             )
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family, backlog=128)

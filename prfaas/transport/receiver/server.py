@@ -190,7 +190,7 @@ class Receiver:
         if source not in self._logged_sources and len(self._logged_sources) < MAX_LOGGED_SOURCES:
             self._logged_sources.add(source)
             reason = "the address is not private (nor is 100.64.0.0/10), and KV would cross it unencrypted"
-            remedy = "give the tls_ settings, or set insecure_plaintext: true"
+            remedy = "set tls, or set insecure_plaintext: true"
             _log.warning("connection.refused", address=address, reason="public", message=f"{reason}: {remedy}")
 
     def _abort_a_stranger(self) -> None:

@@ -95,7 +95,7 @@ def test_a_frame_that_takes_too_long_is_an_error(pair: tuple[socket.socket, sock
 
 @pytest.mark.parametrize("address", ["8.8.8.8:7000", "[2001:4860:4860::8888]:7000"])
 def test_a_public_address_is_not_dialled_without_consent(address: str) -> None:
-    with pytest.raises(ConfigError, match="is public; give the tls_ settings"):
+    with pytest.raises(ConfigError, match="is public; set tls"):
         make_socket(address, congestion_control="bbr", allow_public=False)
 
 
