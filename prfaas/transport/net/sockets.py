@@ -53,9 +53,7 @@ def make_socket(address: str, *, congestion_control: str, allow_public: bool) ->
         raise ConfigError(f"{address!r} is {error}") from error
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     if not allow_public and any(is_public(str(address[0])) for *_, address in found):
-        raise ConfigError(
-            f"{host} is public; set tls, or set insecure_plaintext: true to send KV there unencrypted"
-        )
+        raise ConfigError(f"{host} is public; set tls, or set insecure_plaintext: true to send KV there unencrypted")
     made = _connect(found)
     try:
         tune(made, congestion_control=congestion_control)
