@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import sys
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from prfaas.manager.dashboard.egress_bill import EgressBill
 from prfaas.manager.dashboard.overview import FIRST_FULL, Overview
 from prfaas.manager.state.world import OFFLOAD_NOTHING
 
-SAMPLES = 3600  # An hour, about 1 KB per sample with a few paths.
+SAMPLES = 3600  # An hour. Charts need little of a sample, so the rest is kept until the next sample only.
 MAX_CHANGES = 200
 MAX_SENT_CHANGES = 100  # The page gets them every two seconds.
 NUM_STEPS = 120  # Points of a chart, whatever its time range.
@@ -62,29 +63,43 @@ class Change:
     detail: str
 
 
+class _Drawn(NamedTuple):
+    """Part of a sample that charts draw."""
+
+    at: float
+    threshold_tokens: int
+    paths: Mapping[str, tuple[float, float, int]]  # Rate, capacity and t, keyed by "source → destination".
+
+
 class History:
     """Latest samples and changes."""
 
     def __init__(self) -> None:
-        self._samples: deque[Sample] = deque(maxlen=SAMPLES)
+        self._latest: Sample | None = None
+        self._drawn: deque[_Drawn] = deque(maxlen=SAMPLES)
         self._changes: deque[Change] = deque(maxlen=MAX_CHANGES)
 
     def add(self, sample: Sample) -> None:
-        if self._samples:
-            self._changes.extend(changes(self._samples[-1], sample))
-        self._samples.append(sample)
+        if self._latest:
+            self._changes.extend(changes(self._latest, sample))
+        self._latest = sample
+        paths = {
+            sys.intern(name): (path.bytes_per_second, path.capacity_bytes_per_second, path.threshold_tokens)
+            for name, path in sample.paths.items()
+        }
+        self._drawn.append(_Drawn(sample.at, sample.threshold_tokens, paths))
 
     def steps(self, since: float, until: float, *, num_steps: int) -> dict[str, Any]:
         """Return t and the paths in equal parts of a time: mean rates, and the rest at their ends. None: no sample."""
-        steps: list[list[Sample]] = [[] for _ in range(num_steps)]
-        for sample in self._samples:
+        steps: list[list[_Drawn]] = [[] for _ in range(num_steps)]
+        for sample in self._drawn:
             if since <= sample.at < until:
                 steps[min(num_steps - 1, int((sample.at - since) / (until - since) * num_steps))].append(sample)
         names = sorted({name for samples in steps for sample in samples for name in sample.paths})
         return {
             "threshold_tokens": [samples[-1].threshold_tokens if samples else None for samples in steps],
             "paths": {
-                name: [_drawn([s.paths[name] for s in samples if name in s.paths]) for samples in steps]
+                name: [_path_step([s.paths[name] for s in samples if name in s.paths]) for samples in steps]
                 for name in names
             },
         }
@@ -94,12 +109,12 @@ class History:
         return list(reversed(self._changes))
 
 
-def _drawn(points: Sequence[PathPoint]) -> tuple[float, float, int] | None:
+def _path_step(points: Sequence[tuple[float, float, int]]) -> tuple[float, float, int] | None:
     """Return mean rate, last capacity (0: unknown) and last t of a path."""
     if not points:
         return None
-    rate, capacity = fmean(point.bytes_per_second for point in points), points[-1].capacity_bytes_per_second
-    return rate, max(rate, capacity) if capacity else 0.0, points[-1].threshold_tokens
+    rate, (_, capacity, threshold_tokens) = fmean(rate for rate, _, _ in points), points[-1]
+    return rate, max(rate, capacity) if capacity else 0.0, threshold_tokens
 
 
 def changes(before: Sample, now: Sample) -> Iterator[Change]:

@@ -1,3 +1,4 @@
+import tracemalloc
 from dataclasses import replace
 
 from prfaas.manager.dashboard.feed import SAMPLES, History, PathPoint, Sample, changes
@@ -100,3 +101,14 @@ def test_step_of_unknown_capacity_is_not_full() -> None:
 def test_plan_with_an_equal_threshold_shows_it_once() -> None:
     ((_, _, detail),) = told(replace(BEFORE, plan_version=2, plan_limit="pd-decode"))
     assert detail.startswith("threshold 100 tokens: ")
+
+
+def test_an_hour_with_fifty_instances_needs_little_memory() -> None:
+    history = History()
+    tracemalloc.start()
+    for number in range(SAMPLES):
+        roles = {f"i{instance}": "decode" for instance in range(50)}
+        history.add(replace(BEFORE, at=float(number), roles=roles, paths={"east → west": replace(CALM)}))
+    num_bytes, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert num_bytes < 3e6
