@@ -11,7 +11,7 @@ from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
 
-class HostOffloadingSpec(TieringOffloadingSpec):
+class HostOffloadingSpec(TieringOffloadingSpec):  # type: ignore[misc]
     """Spec whose worker copies at once. A chunk is one block."""
 
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
@@ -22,7 +22,7 @@ class HostOffloadingSpec(TieringOffloadingSpec):
         return HostWorker(kv_caches, region)
 
 
-class HostWorker(OffloadingWorker):
+class HostWorker(OffloadingWorker):  # type: ignore[misc]
     """Copies between blocks and rows of the primary tier, both in host memory."""
 
     def __init__(self, caches: CanonicalKVCaches, region: SharedOffloadRegion) -> None:

@@ -41,7 +41,6 @@ from prfaas.agent.engine.protocol import (
     HELD,
     Alive,
     BlocksFound,
-    Cancel,
     FindBlocks,
     Forget,
     Forgotten,
@@ -229,9 +228,9 @@ class PrfaasTier(SecondaryTierManager):
         """Wait until no job is left, then have the agent forget all chunks: vLLM drains tiers when weights may change."""
         deadline = time.monotonic() + DRAIN_SECONDS
         while self._jobs:
-            self._poll(HEARTBEAT_SECONDS)
             if time.monotonic() > deadline:
                 self._give_up()
+            self._poll(HEARTBEAT_SECONDS)
         self._forgetting = _new_id()
         self._client.post(Forget(self._forgetting, self._model))
         self._give_up()
@@ -250,9 +249,9 @@ class PrfaasTier(SecondaryTierManager):
         if self._jobs or self._finds:
             self._liveness.beat()
         is_attached = self._client.connected and self._worker.poll() == [] and self._worker.connected
+        self._end_copies()
         if not is_attached or self._liveness.is_silent:
             self._give_up()
-        self._end_copies()
         if not is_attached and not self._jobs:
             self._reattach()
 
@@ -265,7 +264,7 @@ class PrfaasTier(SecondaryTierManager):
             asked = self._finds.pop(message.transfer_id, [])
             _settle(asked, message.held)
         elif isinstance(message, TransferFailed) and message.transfer_id in self._jobs:
-            self._finish(self._jobs.pop(message.transfer_id).job, is_complete=False)
+            self._end(message.transfer_id, self._jobs[message.transfer_id].job, is_complete=False)
         elif isinstance(message, SendOpened | ReceiveReady) and message.transfer_id in self._jobs:
             self._begin_copy(self._jobs[message.transfer_id], message)
 
@@ -299,12 +298,15 @@ class PrfaasTier(SecondaryTierManager):
             ring = self._worker.ring
             while job.reports and ring is not None and self._worker.connected and ring.push(job.reports[0]):
                 del job.reports[0]
-            if job.reports and self._worker.connected and not self._liveness.is_silent:
-                continue
-            del self._jobs[transfer_id]
-            if job.job.is_promotion or job.reports:
-                self._client.post(Release(transfer_id))
-            self._finish(job.job, is_complete=job.copy.result() and not job.reports)
+            if not job.reports:
+                self._end(transfer_id, job.job, is_complete=job.copy.result())
+
+    def _end(self, transfer_id: TransferId, job: TransferJob, *, is_complete: bool) -> None:
+        """End a job here and at the agent, which has ended a complete store by itself."""
+        del self._jobs[transfer_id]
+        if job.is_promotion or not is_complete:
+            self._client.post(Release(transfer_id))
+        self._finish(job, is_complete=is_complete)
 
     def _finish(self, job: TransferJob, *, is_complete: bool) -> None:
         """Report the end of a job. After a failed load, its request takes the chunks for absent, else it would retry."""
@@ -320,10 +322,9 @@ class PrfaasTier(SecondaryTierManager):
         for asked in self._finds.values():
             _settle(asked)
         self._finds.clear()
-        for transfer_id, job in [item for item in self._jobs.items() if item[1].copy is None]:
-            del self._jobs[transfer_id]
-            self._client.post(Release(transfer_id) if job.job.is_promotion else Cancel(transfer_id))
-            self._finish(job.job, is_complete=False)
+        for transfer_id, job in list(self._jobs.items()):
+            if job.copy is None or job.copy.done():
+                self._end(transfer_id, job.job, is_complete=False)
 
     def _reattach(self) -> None:
         """Attach again, perhaps to another agent, which may have found forgotten chunks on its SSD."""
