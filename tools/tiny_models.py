@@ -232,6 +232,46 @@ def make_model(family: str, directory: Path) -> Path:
     return directory
 
 
+def make_eagle(model: Path, directory: Path) -> Path:
+    """Write an EAGLE draft model of one layer for a tiny Llama. It has the target's embedding and head."""
+    config = json.loads((model / "config.json").read_text())
+    weights = load_file(model / "model.safetensors")
+    begin, names = "model.layers.0.", [".self_attn.", ".mlp.", ".post_attention_layernorm."]
+    draft = {
+        name.removeprefix("model."): weight.clone()
+        for name, weight in weights.items()
+        if name.startswith(begin) and any(part in name for part in names)
+    }
+    draft["fc.weight"] = _mixing_weight(config["hidden_size"], weights["lm_head.weight"].dtype)
+    directory.mkdir(parents=True, exist_ok=True)
+    save_file(draft, directory / "model.safetensors", metadata={"format": "pt"})
+    (directory / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 1}, indent=2))
+    return directory
+
+
+def add_mtp(model: Path) -> None:
+    """Add a layer for multi-token prediction to a tiny Qwen3-Next: a copy of its layer of full attention."""
+    path = model / "model.safetensors"
+    weights = load_file(path)
+    begin = "model.layers.3."
+    weights |= {
+        f"mtp.layers.0.{name.removeprefix(begin)}": weight.clone()
+        for name, weight in weights.items()
+        if name.startswith(begin)
+    }
+    norm = weights["model.norm.weight"]
+    weights |= {f"mtp.{name}.weight": norm.clone() for name in ("norm", "pre_fc_norm_hidden", "pre_fc_norm_embedding")}
+    weights["mtp.fc.weight"] = _mixing_weight(norm.shape[0], norm.dtype)
+    save_file(weights, path, metadata={"format": "pt"})
+    _add_plain_fields(model / "config.json", {"num_nextn_predict_layers": 1})
+
+
+def _mixing_weight(width: int, dtype: torch.dtype) -> torch.Tensor:
+    """Return a random matrix from an embedding and a hidden state to a hidden state."""
+    generator = torch.Generator().manual_seed(SEED)
+    return (torch.randn(width, 2 * width, generator=generator) / math.sqrt(2 * width)).to(dtype)
+
+
 def _add_images(directory: Path) -> None:
     """Describe the image processor, and name the weights as vLLM expects them."""
     side = {"height": IMAGE_PIXELS, "width": IMAGE_PIXELS}

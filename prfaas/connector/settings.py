@@ -57,6 +57,12 @@ class ConnectorSettings:
         doc="Whether the KV of a prefill leaves layer by layer: auto (wherever vLLM reports layers), on (vLLM must report "
         "them, which rules out full CUDA graphs), or off (after each step).",
     )
+    draft_kv: bool = setting(
+        "flag",
+        default=True,
+        doc="Store and transfer the KV of draft layers. False on a decode side whose prefill side has no drafts, or "
+        "others: fewer drafts are accepted then.",
+    )
     accept_untested_vllm: bool = setting(
         "flag",
         default=False,

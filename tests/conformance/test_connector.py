@@ -332,6 +332,7 @@ def test_a_finished_answer_is_stored_for_the_next_turn(
     engines.assert_nothing_is_left()
 
 
+@pytest.mark.parametrize("has_draft_model", [False, True])
 @pytest.mark.parametrize(
     ("shape", "answer_tokens", "num_reused"),
     [
@@ -343,13 +344,20 @@ def test_a_finished_answer_is_stored_for_the_next_turn(
         ("short windows", 7, 256),
         ("short windows", 9, 320),
         ("short windows", 60, 320),
+        # The state after the answer stands in the block of a draft, so that of the transferred prompt is the last.
+        ("recurrent", 9, 312),
+        ("checkpointed", 9, 312),
+        ("checkpointed", 60, 312),
     ],
 )
 def test_answers_with_drafts_are_received_and_stored(
-    engines: ScheduledEngines, shape: str, answer_tokens: int, num_reused: int
+    engines: ScheduledEngines, shape: str, answer_tokens: int, num_reused: int, has_draft_model: bool
 ) -> None:
     """Each step accepts two of three drafts. Some answers end inside a draft, whose rest vLLM counts as computed."""
-    prefiller, decoder = engines.prefiller(shape), engines.decoder(shape, num_drafts=3, reuse=True)
+    has_states = shape in ("recurrent", "checkpointed")
+    drafting = engines.drafting if has_draft_model else {"num_drafts": 3}
+    prefiller = engines.prefiller(shape, **drafting if has_draft_model or has_states else {})
+    decoder = engines.decoder(shape, reuse=True, **drafting)
     prompt = prompt_of(42, 313)
     grant = engines.grant(prompt)
     parameters = {"do_remote_prefill": True, "prfaas_grant": grant}
@@ -357,12 +365,31 @@ def test_answers_with_drafts_are_received_and_stored(
     engines.run_until_finished(["first", prefiller.send(prompt, grant)])
     engines.assert_nothing_is_left()
     assert decoder.told.resumed_at["first"] == 312
-    assert decoder.told.outcomes == {"receive completed": 1, "store completed": 1}
+    assert decoder.told.outcomes == {"receive completed": 1, **({} if has_states else {"store completed": 1})}
     turn = [*prompt, *[ANSWER_TOKEN] * (answer_tokens - 1), END_TOKEN, *prompt_of(43, 40)]
     decoder.submit("second", turn, {}, answer_tokens=12)
     engines.run_until_finished(["second"])
     assert decoder.told.resumed_at["second"] == num_reused
     assert decoder.told.wrong_blocks == []
+    engines.assert_nothing_is_left()
+
+
+@pytest.mark.parametrize("shape", ["dense", "windowed"])
+@pytest.mark.parametrize(
+    ("draft_kv", "outcome", "resumed_at"), [(False, "completed", LENGTH - 1), (True, "layout_mismatch", 0)]
+)
+def test_a_prompt_without_kv_of_drafts_is_taken_if_the_decode_side_leaves_its_own_out(
+    engines: ScheduledEngines, shape: str, draft_kv: bool, outcome: str, resumed_at: int
+) -> None:
+    prefiller = engines.prefiller(shape)
+    decoder = engines.decoder(shape, draft_kv=draft_kv, **engines.drafting)
+    prompt = prompt_of(44, LENGTH)
+    grant = engines.grant(prompt)
+    decoding = decoder.receive(prompt, grant, answer_tokens=12)
+    engines.run_until_finished([decoding, prefiller.send(prompt, grant)])
+    assert decoder.told.outcomes == {f"receive {outcome}": 1}
+    assert decoder.told.resumed_at == {decoding: resumed_at}
+    assert {name for _, _, name, _ in decoder.told.wrong_blocks} == (set() if draft_kv else {"mtp.0"})
     engines.assert_nothing_is_left()
 
 

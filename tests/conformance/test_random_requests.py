@@ -175,7 +175,8 @@ class Traffic:
 def _run(
     engines: ScheduledEngines, shape: str, *, num_requests: int, victims: list[Victim], seed: int, **settings: Any
 ) -> None:
-    options: dict[str, Any] = {**PATIENT, **REUSE, **settings}
+    drafting = engines.drafting if settings.pop("has_draft_model", False) else {}
+    options: dict[str, Any] = {**PATIENT, **REUSE, **settings, **drafting}
     traffic = Traffic(
         engines, engines.prefiller(shape, **options), engines.decoder(shape, **options), random.Random(seed)
     )
@@ -195,7 +196,9 @@ def _run(
     ("shape", "settings"),
     [
         ("checkpointed", {"caches_prefixes": True, "asynchronous": True}),
-        ("windowed", {}),
+        ("checkpointed", {"caches_prefixes": True, "has_draft_model": True}),
+        ("recurrent", {"num_drafts": 3}),
+        ("windowed", {"has_draft_model": True}),
         ("short windows", {}),
         ("chunked", {"caches_prefixes": True, "reuse": True, "reuse_min_tokens": 16}),
     ],

@@ -69,6 +69,14 @@ class SilentLayer(torch.nn.Identity):  # type: ignore[misc]
 
 
 @dataclass
+class StatePlace:
+    """Place of a request's running state: `num_accepted` - 1 entries behind `entry` of the block table."""
+
+    entry: int
+    num_accepted: int = 1
+
+
+@dataclass
 class Observations:
     """Observations of an engine's clients, and of its blocks.
 
@@ -114,11 +122,12 @@ class ScheduledEngine:
         data_parallel_size: int = 1,
         device_type: str = "cpu",
         num_drafts: int = 0,
+        eagle: Path | None = None,
         **settings: Any,
     ) -> None:
         """`asynchronous`: each step is scheduled before the scheduler hears of the one before, as on GPUs.
 
-        With `num_drafts` each step drafts so many tokens by n-grams, the last of which is wrong.
+        With `num_drafts` each step drafts so many tokens by n-grams, or by the model `eagle`. The last of them is wrong.
         With the `device_type` "cuda" blocks stay allocated until workers report the end of their copies.
         With a `data_parallel_size` it is the first of so many ranks of experts, as its configuration says.
         """
@@ -148,7 +157,7 @@ class ScheduledEngine:
             enable_prefix_caching=caches_prefixes,
             scheduling_policy=policy,
             skip_tokenizer_init=True,
-            speculative_config=_ngrams(num_drafts) if num_drafts else None,
+            speculative_config=_speculation(num_drafts, eagle) if num_drafts else None,
             kv_transfer_config=transfer,
         ).create_engine_config()
         config.cache_config.num_gpu_blocks = kv.num_blocks
@@ -161,6 +170,8 @@ class ScheduledEngine:
         config.device_config.device_type = device_type
         self.told = Observations()
         self._num_drafts = num_drafts
+        self._moves_states = num_drafts > 0
+        self._states: dict[str, StatePlace] = {}
         self._held_copies: list[Callable[[], None]] = []
         self._asynchronous = asynchronous
         self._in_flight: tuple[SchedulerOutput, ModelRunnerOutput] | None = None
@@ -169,6 +180,7 @@ class ScheduledEngine:
         self._modules = modules
         self._kv = kv
         self._groups: tuple[KVGroup, ...] = block_map(kv).groups
+        self._keeps_states = any(group.kept_states for group in self._groups)
         self._layers: dict[str, LayerBlocks] = describe(kv, caches, Rank("", Shard(), NUM_HEADS), packing="")[1]
         self._requests: dict[str, Request] = {}
         align, hashed = resolve_kv_cache_block_sizes(kv, config)
@@ -410,6 +422,9 @@ class ScheduledEngine:
         """Each layer in turn: read what came before, write this step's tokens, say so as vLLM does."""
         work = [(req.req_id, req.num_computed_tokens) for req in output.scheduled_new_reqs]
         cached = output.scheduled_cached_reqs
+        self._begun = {req.req_id for req in output.scheduled_new_reqs} | cached.resumed_req_ids
+        drafts = output.scheduled_spec_decode_tokens
+        self._num_scheduled_drafts = {request_id: len(tokens) for request_id, tokens in drafts.items()}
         work += zip(cached.req_ids, cached.num_computed_tokens, strict=True)
         for request_id, before in work:
             if request_id not in self.told.resumed_at:
@@ -417,24 +432,73 @@ class ScheduledEngine:
             elif request_id in cached.resumed_req_ids:
                 self.told.resumed_again_at[request_id] = before
         num_tokens = output.num_scheduled_tokens
+        # Blocks of attention hold nothing of use where a draft is wrong.
+        steps = [
+            (request_id, at, at + num_tokens[request_id] - self._num_rejected(output, request_id))
+            for request_id, at in work
+        ]
+        ends = {request_id: at + num_tokens[request_id] for request_id, at in work}
+        self._begin_states(steps, ends)
         for name, layer in self._layers.items():
             is_linear = self._groups[layer.group].is_state
             is_reported = not is_linear and self.worker.has_connector_metadata()
             if is_reported:
                 self.worker.wait_for_layer_load(name)
-            self._compute(
-                name,
-                layer,
-                [
-                    # Blocks hold nothing of use where a draft is wrong.
-                    (request_id, at, at + num_tokens[request_id] - self._num_rejected(output, request_id))
-                    for request_id, at in work
-                ],
-            )
+            if is_linear and self._moves_states:
+                self._compute_states(name, layer, steps, ends)
+            else:
+                self._compute(name, layer, steps)
             if is_linear:
                 self._modules[name](torch.zeros(1))
             elif is_reported:
                 self.worker.save_kv_layer(name, layer.pages, None)
+        self._end_states(steps, ends)
+
+    def _begin_states(self, steps: Sequence[tuple[str, int, int]], ends: dict[str, int]) -> None:
+        """Move running states to the blocks of this step's last tokens, as vLLM does if it keeps states at boundaries."""
+        for request_id, before, _ in steps if self._moves_states else ():
+            place = self._states.get(request_id)
+            if place is None or request_id in self._begun:
+                place = self._states[request_id] = StatePlace(self._entry(before))
+            if before and place.entry != self._entry(ends[request_id]):
+                self._copy_states(request_id, place.entry + place.num_accepted - 1, self._entry(ends[request_id]))
+                place.num_accepted = 1
+            place.entry = self._entry(ends[request_id])
+
+    def _end_states(self, steps: Sequence[tuple[str, int, int]], ends: dict[str, int]) -> None:
+        """Note how many drafts were accepted, and copy the state of a boundary that they passed to its block."""
+        for request_id, _, after in steps if self._moves_states else ():
+            place, num_drafts = self._states[request_id], self._num_scheduled_drafts.get(request_id, 0)
+            running = ends[request_id] - num_drafts
+            place.num_accepted = after - running + 1
+            boundary = after // BLOCK_TOKENS * BLOCK_TOKENS
+            if self._keeps_states and boundary >= running:
+                self._copy_states(request_id, place.entry + boundary - running, self._entry(boundary))
+                if place.entry == self._entry(boundary):
+                    place.num_accepted = 1
+
+    def _entry(self, num_tokens: int) -> int:
+        return max(0, num_tokens - 1) // BLOCK_TOKENS if self._keeps_states else 0
+
+    def _copy_states(self, request_id: str, source: int, target: int) -> None:
+        for layer in self._layers.values():
+            if self._groups[layer.group].is_state and source != target:
+                table = self.scheduler.kv_cache_manager.get_block_ids(request_id)[layer.group]
+                layer.pages[table[target]] = layer.pages[table[source]]
+
+    def _compute_states(
+        self, name: str, layer: LayerBlocks, steps: Sequence[tuple[str, int, int]], ends: dict[str, int]
+    ) -> None:
+        """Write the state after each draft to a block of its own, behind that of the state without drafts."""
+        for request_id, before, _ in steps:
+            place, request = self._states[request_id], self._requests[request_id]
+            table = self.scheduler.kv_cache_manager.get_block_ids(request_id)[layer.group]
+            start = layer.pages[table[place.entry + place.num_accepted - 1]]
+            if before and not torch.equal(start, self._content(request, layer, before)):
+                self.told.wrong_blocks.append((request_id, before, name, place.entry))
+            running = ends[request_id] - self._num_scheduled_drafts.get(request_id, 0)
+            for number, length in enumerate(range(running, ends[request_id] + 1)):
+                layer.pages[table[place.entry + number]] = self._content(request, layer, length)
 
     def _compute(self, name: str, layer: LayerBlocks, work: Sequence[tuple[str, int, int]]) -> None:
         """`work`: each request, and from where to where it computes. One may attend to blocks that another of the same step
@@ -517,5 +581,7 @@ class ScheduledEngine:
         return END_TOKEN if number == self._lengths.get(request.request_id) else ANSWER_TOKEN
 
 
-def _ngrams(num_drafts: int) -> dict[str, Any]:
+def _speculation(num_drafts: int, eagle: Path | None) -> dict[str, Any]:
+    if eagle is not None:
+        return {"method": "eagle", "model": str(eagle), "num_speculative_tokens": num_drafts}
     return {"method": "ngram", "num_speculative_tokens": num_drafts, "prompt_lookup_max": 2, "prompt_lookup_min": 1}

@@ -2,10 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from vllm.v1.kv_cache_interface import ChunkedLocalAttentionSpec, KVCacheSpec, SlidingWindowSpec
+from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
+    KVCacheConfig,
+    KVCacheSpec,
+    MambaSpec,
+    SlidingWindowSpec,
+)
 
 from prfaas.hashing import HashChain, root_hash
 from tests.support.agent_nodes import Nodes
@@ -14,6 +21,7 @@ from tests.support.vllm_caches import KDA, attention, caches_of, config_of
 from tests.support.waiting import wait_until
 from tools.demo.client import get_json
 from tools.stack import AgentProcess
+from tools.tiny_models import make_eagle
 
 NUM_BLOCKS = 128
 FULL = attention(block_size=BLOCK_TOKENS)
@@ -57,10 +65,17 @@ class ScheduledEngines:
         for engine in self.engines:
             engine.close()
 
+    @cached_property
+    def drafting(self) -> dict[str, Any]:
+        """Settings of an engine with a draft model that drafts three tokens in each step."""
+        return {"num_drafts": 3, "eagle": make_eagle(self.model, self.model.parent / "eagle")}
+
     def start(
         self, agent: AgentProcess, shape: str, *, num_blocks: int = NUM_BLOCKS, **settings: Any
     ) -> ScheduledEngine:
         kv = config_of(*SHAPES[shape], num_blocks=num_blocks)
+        if settings.get("num_drafts"):
+            _make_room_for_drafts(kv, settings["num_drafts"], has_layer=settings.get("eagle") is not None)
         name = f"{agent.name}-engine of {self.identity}"
         engine = ScheduledEngine(
             self.model, agent.socket, kv, caches_of(kv), name=name, identity=self.identity, **settings
@@ -112,3 +127,13 @@ class ScheduledEngines:
         engine.step()
         # vLLM keeps the null block.
         return engine.num_free_blocks == engine.num_blocks - 1 and not engine.leftovers()
+
+
+def _make_room_for_drafts(kv: KVCacheConfig, num_drafts: int, *, has_layer: bool) -> None:
+    """Add a block for the state after each draft, and the layer of a draft model to the last group, as vLLM does."""
+    for group in kv.kv_cache_groups:
+        if isinstance(group.kv_cache_spec, MambaSpec):
+            group.kv_cache_spec = replace(group.kv_cache_spec, num_speculative_blocks=num_drafts)
+    if has_layer:
+        group.layer_names = [*group.layer_names, "mtp.0"]
+        group.is_eagle_group = True

@@ -16,8 +16,10 @@ from prfaas import logs
 from prfaas.errors import ConfigError
 
 SUPPORTED_RELEASES = ("0.32", "0.33")
-# Methods of speculative decoding whose drafts have no KV of their own.
-DRAFT_FREE = ("ngram", "ngram_gpu", "suffix")
+# Methods of speculative decoding, by whether their drafts have KV of their own. The engine verifies each draft, so wrong KV
+# of a draft layer costs accepted drafts, never a wrong token.
+WITHOUT_KV = ("ngram", "ngram_gpu", "suffix", "medusa", "mlp_speculator")
+WITH_KV = ("eagle", "eagle3", "mtp", "draft_model")
 _log = logs.get("connector.checks")
 
 
@@ -46,15 +48,12 @@ _ONE_RANK = "blocks of several such ranks are not joined"
 JUDGED: dict[str, Judgement] = {
     # The operator's name for the weights covers model, revision, quantization and overrides.
     "VllmConfig": accept("""cache_config parallel_config attention_config mamba_config kv_transfer_config
-        scheduler_config model_config quant_config lora_config load_config weight_transfer_config engram_config
-        device_config offload_config aux_output_config kernel_config compilation_config optimization_level
+        scheduler_config speculative_config model_config quant_config lora_config load_config weight_transfer_config
+        engram_config device_config offload_config aux_output_config kernel_config compilation_config optimization_level
         watermark_config structured_outputs_config reasoning_config ec_transfer_config ec_manager_config
         observability_config logging_config profiler_config kv_events_config watchdog_config instance_id
         performance_mode shutdown_timeout""")
     | {
-        "speculative_config": Limit(
-            lambda value: value is None or value.method in DRAFT_FREE, "KV of a draft model is not supported"
-        ),
         "diffusion_config": only(None, reason="a block changes until the whole canvas is done"),
         "additional_config": Limit(lambda value: not value, "a platform may store blocks in its own way"),
     },
@@ -70,7 +69,7 @@ JUDGED: dict[str, Judgement] = {
         "mamba_cache_mode": only("none", "align", reason="the place of a state in the block table is not known"),
         "use_replayssm": only(False, reason="a block lacks the state of up to 15 tokens until vLLM writes it back"),
         "use_kda_recoverssm": only(False, reason="a block lacks the state of the latest tokens"),
-        "enable_mamba_shared_prefix_checkpoint": only(False, reason="it needs speculative decoding"),
+        "enable_mamba_shared_prefix_checkpoint": only(False, reason="its states end within blocks"),
     },
     "ParallelConfig": accept("""tensor_parallel_size data_parallel_size data_parallel_size_local data_parallel_rank
         data_parallel_rank_local data_parallel_master_ip data_parallel_rpc_port dp_sync_interval
@@ -103,6 +102,17 @@ JUDGED: dict[str, Judgement] = {
         "hisparse_config": only(None, reason="blocks on the host are not copied"),
         "use_non_causal": only(False, reason="the KV of a prompt depends on its last token, which does not travel"),
     },
+    "SpeculativeConfig": accept("""enforce_eager num_speculative_tokens model draft_tensor_parallel_size
+        tensor_parallel_size quantization moe_backend attention_backend kv_cache_dtype max_model_len revision
+        code_revision index_share_for_mtp_iteration disable_padded_drafter_batch disable_eagle_block_drop
+        use_local_argmax_reduction use_heterogeneous_vocab prompt_lookup_max prompt_lookup_min parallel_drafting
+        target_model_config target_parallel_config num_speculative_tokens_per_batch_size draft_model_config
+        draft_parallel_config suffix_decoding_max_tree_depth suffix_decoding_max_cached_requests
+        suffix_decoding_max_spec_factor suffix_decoding_min_token_prob draft_load_config rejection_sample_method
+        synthetic_acceptance_rates synthetic_acceptance_length enable_adaptive_verification draft_sample_method
+        dspark_draft_topk disable_lookahead_block_hashes draft_lm_head_quantization xpress_topc fly_window_size
+        fly_entropy_threshold fly_entropy_top_k""")
+    | {"method": only(*WITHOUT_KV, *WITH_KV, reason="the contents of its blocks are not known")},
     "MambaConfig": accept("backend enable_stochastic_rounding stochastic_rounding_philox_rounds ssu_algorithm"),
 }
 
@@ -120,7 +130,7 @@ def check_engine(config: Any, *, accepts_untested: bool) -> None:
         tested = ", ".join(SUPPORTED_RELEASES)
         _refuse_unknown(f"vLLM {vllm.__version__} (tested: {tested})", accepts_untested=accepts_untested)
     parts = (config.cache_config, config.parallel_config, config.attention_config, config.mamba_config)
-    for part in (config, *parts):
+    for part in filter(None, (config, *parts, config.speculative_config)):
         check_fields(part, JUDGED[type(part).__name__], accepts_untested=accepts_untested)
 
 

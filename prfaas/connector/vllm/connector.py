@@ -60,7 +60,7 @@ from prfaas.connector.scheduler.scheduler import SchedulerSide
 from prfaas.connector.scheduler.store import BlockPins
 from prfaas.connector.transfer_params import without_direction
 from prfaas.connector.vllm import stats
-from prfaas.connector.vllm.checks import check_engine
+from prfaas.connector.vllm.checks import WITH_KV, check_engine
 from prfaas.connector.vllm.hooks import on_layer_end
 from prfaas.connector.vllm.kv_layout import (
     Rank,
@@ -70,6 +70,7 @@ from prfaas.connector.vllm.kv_layout import (
     has_one_attention,
     num_replicas,
     packing,
+    without_drafts,
 )
 from prfaas.connector.vllm.request import computed_chain, engine_request
 from prfaas.connector.worker.worker import WorkerSide
@@ -110,10 +111,16 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
             LayoutError: A KV group is of an unknown kind.
             AgentUnreachable: Nobody answers at `agent_socket`.
         """
-        super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
         logs.setup("connector", logger="prfaas")
         self._settings = settings.read(vllm_config.kv_transfer_config.kv_connector_extra_config)
         check_engine(vllm_config, accepts_untested=self._settings.accept_untested_vllm)
+        speculation = vllm_config.speculative_config
+        self._drafts = speculation.method if speculation and speculation.method in WITH_KV else ""
+        if self._drafts and not self._settings.draft_kv:
+            self._drafts = ""
+            num_layers = vllm_config.model_config.get_total_num_hidden_layers()
+            kv_cache_config = without_drafts(kv_cache_config, num_layers)
+        super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
         check_cache(kv_cache_config, accepts_untested=self._settings.accept_untested_vllm)
         self._model = self._settings.model or str(vllm_config.model_config.served_model_name)
         self._instance = str(self._kv_transfer_config.engine_id)
@@ -128,6 +135,7 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
         self._num_preemptions: dict[str, int] = {}  # Preemptions of requests when they were last looked up.
         blocks = block_map(kv_cache_config)
         self._linear_groups = [index for index, group in enumerate(blocks.groups) if group.is_state]
+        self._moves_states = speculation is not None and bool(self._linear_groups)
         is_gpu = vllm_config.device_config.device_type == "cuda"
         if role == KVConnectorRole.SCHEDULER:
             self._side = self._scheduler = SchedulerSide(
@@ -268,7 +276,8 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
         _hide(request, "receive")
         self._parked.forget(request.request_id)
         self._num_preemptions.pop(request.request_id, None)
-        leaves = partial(computed_chain, request, self._model, default_tenant=self._settings.tenant)
+        salt, moves_states = self._settings.tenant, self._moves_states
+        leaves = partial(computed_chain, request, self._model, default_tenant=salt, moves_states=moves_states)
         keeps_blocks, params = self._side.on_finished(request.request_id, leaves, lambda: self._tables(block_ids))
         if params and params.get(SENT_KEY) == "completed":
             # vLLM adds the number of tokens that the prefill engine had cached to such an answer.
@@ -291,8 +300,10 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
         modules = self._vllm_config.compilation_config.static_forward_context
         device = next(iter(kv_caches.values())).device
         cache_dtype = self._vllm_config.cache_config.cache_dtype
+        names = [name for group in self._kv_cache_config.kv_cache_groups for name in group.layer_names]
         is_assumed = self._settings.assume_plain_attention
-        kernels = packing(modules, list(kv_caches), cache_dtype=cache_dtype, device=device, assumes_plain=is_assumed)
+        kernels = packing(modules, names, cache_dtype=cache_dtype, device=device, assumes_plain=is_assumed)
+        kernels += f"; drafts={self._drafts}" if self._drafts else ""
         size = self._vllm_config.parallel_config.tensor_parallel_size
         tensor_rank = get_tensor_model_parallel_rank() if size > 1 else 0
         num_kv_heads = self._vllm_config.model_config.get_total_num_kv_heads()

@@ -6,7 +6,7 @@ import math
 import os
 import platform
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -66,7 +66,7 @@ _STATE = _SPEC | accept("""shapes dtypes page_size_padded mamba_type num_heads t
     num_prefill_checkpoint_blocks prefill_checkpoint_alignment""")
 _STATE |= {
     "mamba_cache_mode": only("none", "align", reason="the place of a state in the block table is not known"),
-    "num_speculative_blocks": only(0, reason="speculative decoding with recurrent states is not supported"),
+    "num_speculative_blocks": None,  # They follow the block of the running state, the only one that is copied.
 }
 # Matched by exact type: an unknown subclass may keep different blocks.
 _RULES: dict[type[KVCacheSpec], SpecRule] = {
@@ -81,9 +81,8 @@ _RULES: dict[type[KVCacheSpec], SpecRule] = {
 _ON_HOST = "blocks on the host are not copied"
 JUDGED_CACHES: dict[str, Judgement] = {kind.__name__: rule.fields for kind, rule in _RULES.items()} | {
     "UniformTypeKVCacheSpecs": _SPEC | accept("kv_cache_specs"),
-    "KVCacheGroupSpec": accept("layer_names kv_cache_spec enable_kv_transfer")
+    "KVCacheGroupSpec": accept("layer_names kv_cache_spec enable_kv_transfer is_eagle_group")
     | {
-        "is_eagle_group": only(False, reason="KV of a draft model is not supported"),
         "host_resident": only(False, reason="the blocks are not on the device"),
         "role": Limit(lambda role: role.value == "default", "the group holds copies of other blocks"),
     },
@@ -110,6 +109,21 @@ class Rank:
     model: str  # Identity of the weights.
     shard: Shard
     num_kv_heads: int  # Of the whole model.
+
+
+def without_drafts(config: KVCacheConfig, num_target_layers: int) -> KVCacheConfig:
+    """Return a cache without the layers of a draft model. vLLM numbers them after the target's, or names their model."""
+    groups = []
+    for group in config.kv_cache_groups:
+        names = [name for name in group.layer_names if not _is_draft(name, num_target_layers)]
+        groups.append(replace(group, layer_names=names, enable_kv_transfer=group.enable_kv_transfer and bool(names)))
+    return replace(config, kv_cache_groups=groups)
+
+
+def _is_draft(name: str, num_target_layers: int) -> bool:
+    parts = name.split(".")
+    is_named = any(part.startswith(("mtp", "draft_model")) for part in parts)
+    return is_named or any(part.isdigit() and int(part) >= num_target_layers for part in parts)
 
 
 def num_replicas(config: KVCacheConfig, *, num_ranks: int, num_kv_heads: int) -> int:

@@ -40,13 +40,17 @@ def _exclusion(request: Any) -> Outcome | None:
     return "whole_prompt" if request.skip_reading_prefix_cache else None
 
 
-def computed_chain(request: Any, model: str, *, default_tenant: str) -> HashChain | None:
+def computed_chain(request: Any, model: str, *, default_tenant: str, moves_states: bool = False) -> HashChain | None:
     """Return the hash chain of the computed tokens, or None if the blocks may hold others.
 
     The blocks are right after an answer that ended by itself. They hold all tokens but the last, or all if vLLM schedules
     asynchronously and a further step was running. With speculative decoding vLLM may count rejected drafts as computed.
+    If it also `moves_states`, the state after an answer stands in the block of the last accepted draft, of which only the
+    worker knows the number. Then the blocks are right after a prompt alone.
     """
     if request.status not in (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED):
+        return None
+    if moves_states and request.num_computed_tokens > request.num_prompt_tokens:
         return None
     if request.num_computed_tokens < request.num_tokens - 1:
         return None

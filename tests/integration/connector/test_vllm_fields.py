@@ -6,20 +6,19 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import vllm
 import vllm.config
-from vllm.config import VllmConfig
+from vllm.config import SpeculativeConfig, VllmConfig
 from vllm.v1 import kv_cache_interface
 from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
 from vllm.v1.kv_cache_interface import KVCacheSpec, KVQuantMode, SlidingWindowSpec
 
-from prfaas.connector.vllm.checks import JUDGED, check_engine, check_fields
-from prfaas.connector.vllm.kv_layout import JUDGED_CACHES, Rank, check_cache, describe
+from prfaas.connector.vllm.checks import JUDGED, WITH_KV, WITHOUT_KV, check_engine, check_fields
+from prfaas.connector.vllm.kv_layout import JUDGED_CACHES, Rank, check_cache, describe, without_drafts
 from prfaas.errors import ConfigError
 from prfaas.kv.layout import Layout
 from prfaas.kv.repack import obstacle
@@ -86,8 +85,10 @@ def test_only_tested_releases_start_unless_the_operator_accepts_others(
         ("cache_config", "mamba_cache_mode", "all"),
         ("attention_config", "use_non_causal", True),
         ("attention_config", "hisparse_config", object()),
-        ("", "speculative_config", SimpleNamespace(method="eagle")),
-        ("", "speculative_config", SimpleNamespace(method="mtp")),
+        ("speculative_config", "method", "dflash"),
+        ("speculative_config", "method", "dspark"),
+        ("speculative_config", "method", "extract_hidden_states"),
+        ("speculative_config", "method", "custom_class"),
         ("", "diffusion_config", object()),
         ("", "additional_config", {"layout": "own"}),
     ],
@@ -96,17 +97,35 @@ def test_only_tested_releases_start_unless_the_operator_accepts_others(
 def test_options_under_which_blocks_would_be_wrong_are_refused_by_name(
     part: str, name: str, value: Any, accepts_untested: bool
 ) -> None:
-    config = VllmConfig()
+    config = _speculating("ngram")
     object.__setattr__(getattr(config, part) if part else config, name, value)
     with pytest.raises(ConfigError, match=f"does not support {name}="):
         check_engine(config, accepts_untested=accepts_untested)
 
 
-@pytest.mark.parametrize("method", ["ngram", "ngram_gpu", "suffix"])
-def test_speculation_whose_drafts_have_no_kv_is_accepted(method: str) -> None:
-    config = VllmConfig()
-    object.__setattr__(config, "speculative_config", SimpleNamespace(method=method))
-    check_engine(config, accepts_untested=False)
+def _speculating(method: str) -> VllmConfig:
+    config, drafts = VllmConfig(), SpeculativeConfig(method="ngram", num_speculative_tokens=2, prompt_lookup_max=2)
+    object.__setattr__(drafts, "method", method)
+    object.__setattr__(config, "speculative_config", drafts)
+    return config
+
+
+@pytest.mark.parametrize("method", [*WITHOUT_KV, *WITH_KV])
+def test_speculation_that_leaves_right_blocks_is_accepted(method: str) -> None:
+    check_engine(_speculating(method), accepts_untested=False)
+
+
+def test_layers_of_a_draft_model_are_left_out_by_name_or_number() -> None:
+    """The names are those of EAGLE, of MTP, and of a draft model of its own in vLLM 0.32."""
+    last = [f"model.layers.{number}.self_attn.attn" for number in (2, 3)]
+    drafts = ["model.layers.4.self_attn.attn", "mtp.layers.0.self_attn.attn", "draft_model.layers.3.self_attn.attn"]
+    config = config_of(
+        (["model.layers.0.linear_attn"], attention()), ([*last, *drafts], attention()), (drafts, attention())
+    )
+    kept = without_drafts(config, 4)
+    assert [group.layer_names for group in kept.kv_cache_groups] == [["model.layers.0.linear_attn"], last, []]
+    assert kept.transfer_group_ids == (0, 1)
+    assert config.transfer_group_ids == (0, 1, 2)
 
 
 WINDOW = SlidingWindowSpec(
@@ -120,7 +139,6 @@ WINDOW = SlidingWindowSpec(
         (attention(non_causal=True), "non_causal"),
         (attention(tokens_per_state=4), "tokens_per_state"),
         (WINDOW, "extra_retained_tokens"),
-        (state(MambaAttentionBackendEnum.MAMBA2, (3, 96), (4, 32), num_speculative_blocks=2), "num_speculative_blocks"),
         (state(MambaAttentionBackendEnum.MAMBA2, (3, 96), (4, 32), mamba_cache_mode="all"), "mamba_cache_mode"),
     ],
 )
@@ -133,7 +151,8 @@ def test_groups_whose_blocks_would_be_wrong_are_refused_by_name(spec: KVCacheSpe
 
 
 def test_the_groups_of_common_models_are_accepted() -> None:
-    checkpoints = state(MambaAttentionBackendEnum.MAMBA2, (3, 96), (4, 32), mamba_cache_mode="align")
+    speculating = {"mamba_cache_mode": "align", "num_speculative_blocks": 2}
+    checkpoints = state(MambaAttentionBackendEnum.MAMBA2, (3, 96), (4, 32), **speculating)
     check_cache(config_of((["a"], attention()), (["b"], latent()), (["c"], checkpoints)), accepts_untested=False)
 
 
