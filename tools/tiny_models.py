@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +68,7 @@ class Family:
     plain: dict[str, Any] = field(default_factory=dict)
     weight_spread: float = 3.0
     embedding_spread: float = 1.0
+    has_mtp: bool = False  # It has a layer that predicts a further token.
 
 
 def _llava_config(**text: Any) -> LlavaConfig:
@@ -214,6 +215,9 @@ FAMILIES: dict[str, Family] = {
 }
 
 
+FAMILIES["qwen3_next_mtp"] = replace(FAMILIES["qwen3_next"], has_mtp=True)
+
+
 def make_model(family: str, directory: Path) -> Path:
     """Write the configuration, weights and tokenizer of a tiny model into `directory`, and return `directory`."""
     recipe = FAMILIES[family]
@@ -229,6 +233,8 @@ def make_model(family: str, directory: Path) -> Path:
     _write_tokenizer(directory)
     if has_images:
         _add_images(directory)
+    if recipe.has_mtp:
+        _add_mtp(directory)
     return directory
 
 
@@ -249,7 +255,7 @@ def make_eagle(model: Path, directory: Path) -> Path:
     return directory
 
 
-def add_mtp(model: Path) -> None:
+def _add_mtp(model: Path) -> None:
     """Add a layer for multi-token prediction to a tiny Qwen3-Next: a copy of its layer of full attention."""
     path = model / "model.safetensors"
     weights = load_file(path)

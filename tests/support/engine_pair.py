@@ -24,6 +24,7 @@ from tools.processes import Children
 from tools.stack import AgentProcess, EngineProcess, engine_flags
 from tools.tiny_models import FAMILIES, make_model
 
+NEAR_TIE_NATS = 1e-3  # A batch moves a float32 log-probability by up to 6e-5 (72 answers of 8 families).
 # Full attention, sliding windows, states of Mamba2, states of a gated delta net.
 REPRESENTATIVE = ("llama", "gemma3", "granite4h", "qwen3_next")
 # Further models of the same kinds, short convolutions, and full attention in longer blocks than windows.
@@ -38,7 +39,7 @@ FLAGS = dict.fromkeys(("lfm2", "deepseek"), ("--compilation-config", '{"custom_o
 # take a minute. Qwen3-Next's bfloat16 rounds differently when compiled.
 COMPILED = {"nemotron_h", "lfm2"}
 COMPILED_ENVIRONMENT = {"VLLM_CPU_CI_ENV": "1"}
-CACHES_PREFIXES = {"qwen3_next"}  # Mamba2 on a CPU supports none.
+CACHES_PREFIXES = {"qwen3_next", "qwen3_next_mtp"}  # Mamba2 on a CPU supports none.
 PAIR = {"east": Node(), "west": Node()}
 ACROSS_CLUSTERS = {"east": Node("east", "prfaas", "prefill"), "west": Node()}
 
@@ -108,6 +109,12 @@ class EnginePair(Deployment):
         _, answer, _ = post(self.decode.url, body)
         first, second = sorted(answer["choices"][0]["logprobs"]["top_logprobs"][0].values(), reverse=True)[:2]
         return float(first - second)
+
+    def differ_by_near_tie(self, prompt: Sequence[int], tokens: Sequence[int], expected: Sequence[int]) -> bool:
+        """Return whether the engine alone is nearly undecided where two answers part."""
+        pairs = enumerate(zip(tokens, expected, strict=True))
+        num_same = next(index for index, (token, alone) in pairs if token != alone)
+        return self.lead_nats([*prompt, *expected[:num_same]]) < NEAR_TIE_NATS
 
     def chain(self, prompt: Sequence[int]) -> HashChain:
         """Return the hash chain of what a transfer of `prompt` carries."""
