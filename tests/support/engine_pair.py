@@ -39,7 +39,7 @@ FLAGS = dict.fromkeys(("lfm2", "deepseek"), ("--compilation-config", '{"custom_o
 # take a minute. Qwen3-Next's bfloat16 rounds differently when compiled.
 COMPILED = {"nemotron_h", "lfm2"}
 COMPILED_ENVIRONMENT = {"VLLM_CPU_CI_ENV": "1"}
-CACHES_PREFIXES = {"qwen3_next", "qwen3_next_mtp"}  # Mamba2 on a CPU supports none.
+CACHES_PREFIXES = {"qwen3_next"}  # Mamba2 on a CPU supports none.
 PAIR = {"east": Node(), "west": Node()}
 ACROSS_CLUSTERS = {"east": Node("east", "prfaas", "prefill"), "west": Node()}
 
