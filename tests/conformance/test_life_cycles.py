@@ -5,7 +5,7 @@ These tests of vLLM 0.32 do not apply:
 - synchronous loads, invalid block ids, `test_cache_pollution_prevention`: loads are asynchronous, and a failed load
   names its request;
 - `test_p_side_chunked_prefill_mamba`: the router leaves the last token out;
-- `test_async_load_does_not_double_reserve_mamba_spec_blocks`: speculation with states is refused;
+- `test_async_load_does_not_double_reserve_mamba_spec_blocks`: it is about vLLM's own classes;
 - `test_connector_receives_block_hashes`, `test_connector_block_state_resolves_only_offered_requests`, output aggregator,
   hand-shakes, MultiConnector, HMA: only vLLM's own classes;
 - `test_kv_connector_mixin_clears_metadata`: of Model Runner V1; end-to-end tests run it;
