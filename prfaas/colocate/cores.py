@@ -5,15 +5,12 @@ from __future__ import annotations
 import itertools
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-
-import torch
 
 from prfaas.scheduler.colocation import Partition
 
 Cores = tuple[int, ...]
-_set_num_threads: Callable[[int], None] = torch.set_num_threads  # vLLM replaces it later, by nothing.
 
 
 def all_cores() -> Cores:
@@ -68,4 +65,6 @@ def team_size(num_cores: int, num_all: int) -> int:
 
 def resize_team(num_threads: int) -> None:
     """Set the number of OpenMP threads of the calling thread, from the next parallel region on."""
-    _set_num_threads(num_threads)
+    import torch  # noqa: PLC0415 (the supervisor imports this module too, and shall not hold torch in memory)
+
+    torch._C.set_num_threads(num_threads)  # vLLM has replaced `torch.set_num_threads` by nothing.
