@@ -4,8 +4,6 @@ A name begins with `prfaas_` and the process. Units are bytes and seconds. Reaso
 `docs/metrics.md` is generated from this module.
 """
 
-from __future__ import annotations
-
 from prometheus_client import Counter, Gauge, Histogram
 
 # Cached short prompts are at the lower end, long prompts over a slow link in the tens of seconds.
@@ -135,9 +133,7 @@ PAGE_REFUSALS = Counter(
     "prfaas_router_page_refusals", "Requests for an operator page without an operator key.", ("page",)
 )
 CLIENT_TOKENS = Counter(
-    "prfaas_router_client_tokens",
-    "Tokens of a client's answered requests, prompts and answers together.",
-    ("client",),
+    "prfaas_router_client_tokens", "Tokens of a client's answered requests, prompts and answers together.", ("client",)
 )
 ROUTER_TASKS_ENDED = Counter(
     "prfaas_router_tasks_ended", "Background tasks that failed unexpectedly; they restart after one second.", ("task",)

@@ -33,12 +33,7 @@ from prfaas.agent.engine.protocol import (
     Send,
     Store,
 )
-from prfaas.agent.engine.server import (
-    EngineCallbacks,
-    EngineConnection,
-    EngineListener,
-    arenas_of,
-)
+from prfaas.agent.engine.server import EngineCallbacks, EngineConnection, EngineListener, arenas_of
 from prfaas.agent.engine.tls_ports import start_tls_ports
 from prfaas.agent.links import Links
 from prfaas.agent.prefix.replicate import PrefixCopies

@@ -1,7 +1,5 @@
 """Reports of this node to the managers: links, engine loads, pool changes and outcomes of commands."""
 
-from __future__ import annotations
-
 import asyncio
 import http.client
 import re
@@ -23,12 +21,7 @@ from prfaas.rpc.reporter import Reporter
 from prfaas.transport.congestion.rate_estimator import LOSS_SEGMENTS
 from prfaas.transport.net.tls import Certificates
 from prfaas.transport.sender.stats import LinkStats
-from prfaas.types import (
-    AgentName,
-    ClusterName,
-    CopyCommand,
-    InstanceId,
-)
+from prfaas.types import AgentName, ClusterName, CopyCommand, InstanceId
 
 LOAD_INTERVAL_SECONDS = 1.0
 LOAD_TIMEOUT_SECONDS = 2.0

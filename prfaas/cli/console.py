@@ -463,10 +463,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     settings: ConsoleConfig | None = None
     try:
         settings = config.load(
-            ConsoleConfig,
-            component="console",
-            file=_file(arguments),
-            flags=config.given_flags(arguments),
+            ConsoleConfig, component="console", file=_file(arguments), flags=config.given_flags(arguments)
         )
         settings = beside_components(settings, _directory(arguments))
         return _run(Call(settings, arguments))

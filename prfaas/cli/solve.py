@@ -1,7 +1,5 @@
 """`prfaas-solve`: plans threshold, split, throughput, latency, egress and cost, and the next purchase."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys
@@ -42,9 +40,7 @@ def _parser() -> argparse.ArgumentParser:
         "--prices", metavar="PRICES", help='price of an instance and hour by cluster or hardware: "h200=4,h20=1.5"'
     )
     parser.add_argument(
-        "--egress-price",
-        metavar="PRICE",
-        help='of a GB that leaves: "0.05, 0.02@22-6"; "400/Gbps" a month at P95',
+        "--egress-price", metavar="PRICE", help='of a GB that leaves: "0.05, 0.02@22-6"; "400/Gbps" a month at P95'
     )
     parser.add_argument(
         "--demand",

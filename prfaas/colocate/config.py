@@ -1,7 +1,5 @@
 """Every setting of `prfaas-colocate serve`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -42,9 +40,7 @@ class ColocateConfig:
         "flag", default=False, doc="Unencrypted listener beyond loopback, open to everybody."
     )
     profile: Path | None = setting(
-        "path",
-        default=None,
-        doc="Colocation profile (YAML). Empty: half of the cores for each phase while both run.",
+        "path", default=None, doc="Colocation profile (YAML). Empty: half of the cores for each phase while both run."
     )
     itl_slo_seconds: float = setting(
         "seconds", default=0.05, minimum=1e-4, only_where={"profile": GIVEN}, doc="Longest decode step."

@@ -5,8 +5,6 @@ blocks and parks the request. The prefill worker computes into these blocks, and
 `PrfaasConnector` comes first: the prefill worker computes what it does not load.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 import time

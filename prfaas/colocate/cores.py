@@ -1,7 +1,5 @@
 """Division of a machine's cores between the two workers: affinity of all threads, and the size of the OpenMP team."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import os

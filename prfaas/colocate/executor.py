@@ -1,7 +1,5 @@
 """Executor of the decode engine: its worker is forked from the loaded model instead of started anew."""
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Callable

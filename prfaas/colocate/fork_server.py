@@ -7,8 +7,6 @@ since a process that has started an OpenMP team cannot be forked.
     python -m prfaas.colocate.fork_server SOCKET
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import mmap

@@ -1,7 +1,5 @@
 """Messages between the processes of one colocated instance."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

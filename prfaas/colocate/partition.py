@@ -1,19 +1,10 @@
 """Adaptive resource manager: chooses the cores of both workers before each decode step."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from prfaas.colocate.cores import Cores, split
 from prfaas.model.cost.colocation import ShareTable
-from prfaas.scheduler.colocation import (
-    OVERALLOCATED,
-    Partition,
-    PartitionState,
-    SharingPolicy,
-    StepLoad,
-    next_sharing,
-)
+from prfaas.scheduler.colocation import OVERALLOCATED, Partition, PartitionState, SharingPolicy, StepLoad, next_sharing
 
 # Decode waits between steps for this part of its SLO at most: the rest is for steps that take longer than the last ones.
 _PACE = 0.8

@@ -4,8 +4,6 @@ A worker that dies is replaced, and gets its orders again. A worker that is sile
 wakes. Orders are refused after too many deaths, since a prompt may be the cause, and while no worker starts.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -5,8 +5,6 @@ have no blocks for tokens that decode no longer needs, but the prefill does. It 
 decode's scheduler has set aside.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 

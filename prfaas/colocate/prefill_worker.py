@@ -4,8 +4,6 @@ The worker needs no engine of its own. Each step is a `SchedulerOutput` with new
 that are computed already, and those to compute. The last token of a prompt is left to decode, which samples from it.
 """
 
-from __future__ import annotations
-
 import os
 import queue
 import threading

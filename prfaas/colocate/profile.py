@@ -3,8 +3,6 @@
 The engine runs in this process, with real workers. Its partition is pinned to one share after another.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os
@@ -138,10 +136,7 @@ def measure(bench: Bench, shares: Sequence[float], batches: Sequence[int], *, mo
         prefill=PrefillPart(points=tuple(PrefillPoint(tokens=number, seconds=prompts[number]) for number in prompts)),
         decode=DecodePart(points=tuple(steps_alone)),
         colocation=ColocationPart(
-            partition="affinity",
-            context=CONTEXT_TOKENS,
-            decode=tuple(decode),
-            prefill=tuple(prefill),
+            partition="affinity", context=CONTEXT_TOKENS, decode=tuple(decode), prefill=tuple(prefill)
         ),
     )
 

@@ -4,8 +4,6 @@ vLLM's server is restarted when it ends. The fork server keeps the model meanwhi
 workers are replaced by the decode engine itself.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import ctypes

@@ -1,7 +1,5 @@
 """Keys of `kv_connector_extra_config` that `prfaas-colocate serve` writes for its connector."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import replace

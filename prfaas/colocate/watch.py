@@ -1,7 +1,5 @@
 """Watch over a worker process, which may end or be stopped by a signal."""
 
-from __future__ import annotations
-
 import os
 import select
 import signal

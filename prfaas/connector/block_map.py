@@ -5,8 +5,6 @@ An engine keeps one block table per request and KV group: a list of block ids. I
 is one block. It stands at entry 0, or at the entry of the last token if the engine keeps states at block boundaries.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

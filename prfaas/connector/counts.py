@@ -1,7 +1,5 @@
 """Counts of an engine's transfers and copies, on their way to its metrics."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """Engine requests, and the transfers that their parameters ask for."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Status pages of routers and agents, for deployments whose managers do not answer, or that have none."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

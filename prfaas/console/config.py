@@ -18,14 +18,10 @@ class ConsoleConfig:
         doc="HTTP pages of the managers (`http_listen`); the first that answers counts.",
     )
     routers: tuple[str, ...] = setting(
-        "text_list",
-        default=("http://127.0.0.1:8080",),
-        doc="Routers for recent decisions; https:// with `client_tls`.",
+        "text_list", default=("http://127.0.0.1:8080",), doc="Routers for recent decisions; https:// with `client_tls`."
     )
     agents: tuple[str, ...] = setting(
-        "text_list",
-        default=("http://127.0.0.1:7401",),
-        doc="Agents (`status_listen`), asked where no manager answers.",
+        "text_list", default=("http://127.0.0.1:7401",), doc="Agents (`status_listen`), asked where no manager answers."
     )
     router_key_file: Path | None = setting("path", default=None, doc="File with an operator key of the routers.")
     managers: tuple[str, ...] = setting(

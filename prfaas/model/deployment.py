@@ -1,7 +1,5 @@
 """Deployment that a plan is made for: clusters with their instances, paths between them, and objectives."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

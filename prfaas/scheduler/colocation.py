@@ -5,8 +5,6 @@ Otherwise decode gets the smallest share that meets the SLO, and prefill gets th
 Decode gets a larger share at once. It gets a smaller one after `dwell_steps` steps in which that share would do.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from prfaas.model.cost.colocation import ShareTable

@@ -1,7 +1,5 @@
 """Routes by length and tenant that a plan prescribes where one threshold for all requests would waste capacity."""
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import replace
 from itertools import accumulate

@@ -30,13 +30,7 @@ class Popularity:
         return len(self._hits)
 
     def hit(
-        self,
-        model: str,
-        units: bytes,
-        num_tokens: int,
-        *,
-        checkpoints: Sequence[tuple[int, BlockHash]],
-        now: float,
+        self, model: str, units: bytes, num_tokens: int, *, checkpoints: Sequence[tuple[int, BlockHash]], now: float
     ) -> None:
         """Count a prompt whose first `num_tokens` tokens are cached at the best node."""
         end_hash = _hash_at(units, num_tokens, checkpoints)

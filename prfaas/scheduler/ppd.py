@@ -15,15 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 ContextClass = Literal["small", "large"]
 WorkloadType = Literal[
-    "tiny",
-    "short_gen",
-    "long_gen",
-    "very_long_gen",
-    "small_bal",
-    "mid_bal",
-    "mid_paste",
-    "big_paste",
-    "huge_paste",
+    "tiny", "short_gen", "long_gen", "very_long_gen", "small_bal", "mid_bal", "mid_paste", "big_paste", "huge_paste"
 ]
 DEFAULT_OUTPUT_TOKENS = 128  # Output length of a request that names no limit.
 SMALL_CONTEXT_TOKENS = 512

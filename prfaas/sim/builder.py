@@ -1,7 +1,5 @@
 """Twin of a planned deployment: the nodes, network and rules that a scenario leads to."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Runs of `prfaas-sim`: one scenario, or one run per value of a setting."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 from collections.abc import Callable, Mapping, Sequence

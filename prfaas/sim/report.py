@@ -1,7 +1,5 @@
 """Report of runs as JSON, and the same figures as a table."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType

@@ -1,7 +1,5 @@
 """Run of a scenario: resolve its deployment, plan and traffic, simulate, and summarise."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Scenario: settings of one run of the twin, from YAML, flags or the environment."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

@@ -4,8 +4,6 @@ At most one PrfaaS cluster serves one PD cluster. A decode instance is BS_max sl
 in the throughput model. `scheduler.threshold` decides where a request is prefilled.
 """
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator

@@ -1,7 +1,5 @@
 """Summary of a run: latencies, throughput, goodput and loads."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -82,10 +80,7 @@ class CountingRules:
 
 
 def summarise(
-    requests: Sequence[SimulatedRequest],
-    counting: CountingRules,
-    *,
-    loads: Mapping[str, Load] = MappingProxyType({}),
+    requests: Sequence[SimulatedRequest], counting: CountingRules, *, loads: Mapping[str, Load] = MappingProxyType({})
 ) -> Summary:
     """Return the summary of all requests of a run, ascending by arrival."""
     counted = requests[int(len(requests) * counting.warmup_ratio) :]

@@ -1,7 +1,5 @@
 """Twin of instances, caches and links under traffic; `scheduler.route` decides where each request goes."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """Deployment, workload and study for the flags of `prfaas-solve`."""
 
-from __future__ import annotations
-
 import re
 from argparse import Namespace
 from collections.abc import Iterator
@@ -45,10 +43,7 @@ def plan_for(flags: Namespace) -> Study:
         deployment = deployment_of(written, where="--pd", folder=Path())
     workload = find_trace(flags.trace or written.trace, beside=None if flags.trace else file.parent)
     return study(
-        _overridden(deployment, flags),
-        workload,
-        load=_parse("--load", flags.load, LOAD),
-        inferred=written.inferred,
+        _overridden(deployment, flags), workload, load=_parse("--load", flags.load, LOAD), inferred=written.inferred
     )
 
 

@@ -1,7 +1,5 @@
 """Measurement of a profile on a running OpenAI-compatible endpoint: prefill by length, appends, decode steps."""
 
-from __future__ import annotations
-
 import http.client
 import itertools
 import json

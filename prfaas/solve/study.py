@@ -1,7 +1,5 @@
 """Study of one deployment and one workload: all results of the planner, computed once."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from prfaas.errors import ConfigError

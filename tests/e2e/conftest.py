@@ -1,7 +1,5 @@
 """Engines that the end-to-end tests share: one pair of a model family at a time, started once."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """Adapters and several answers per request on real engines: equal tokens, with a counted reason where no KV travels."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path

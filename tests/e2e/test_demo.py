@@ -1,7 +1,5 @@
 """The demo as a user runs it: right rows, and nothing is left however it ends."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

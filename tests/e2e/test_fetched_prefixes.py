@@ -4,8 +4,6 @@ Answers of one engine alone are asked turn by turn under a salt of their own. It
 reuse a prefix, so tokens are equal in bfloat16 too.
 """
 
-from __future__ import annotations
-
 import os
 from typing import Any
 
@@ -21,11 +19,7 @@ FAMILIES = [
     *(pytest.param(family, marks=pytest.mark.soak) for family in ("llama", "gemma3", "qwen3_next")),
 ]
 FAMILIES += [pytest.param(family, marks=pytest.mark.soak) for family in FURTHER]
-pytestmark = [
-    pytest.mark.vllm,
-    pytest.mark.timeout(900),
-    pytest.mark.parametrize("pair", FAMILIES, indirect=True),
-]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900), pytest.mark.parametrize("pair", FAMILIES, indirect=True)]
 QUESTION_TOKENS = 505  # With its answer more than four blocks: every window that a fifth block needs is whole.
 
 

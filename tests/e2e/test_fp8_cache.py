@@ -1,7 +1,5 @@
 """Engines that keep their KV in fp8, with few blocks and preemptions, give the tokens of one engine."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

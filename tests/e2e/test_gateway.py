@@ -1,7 +1,5 @@
 """Envoy, endpoint picker and sidecar before two real engines: answers stay equal, even if the prefill engine is killed."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools
@@ -24,11 +22,7 @@ from tools.demo.client import Answer, complete, is_answering, prefilled_tokens, 
 from tools.free_ports import free_address
 from tools.processes import Children
 
-pytestmark = [
-    pytest.mark.vllm,
-    pytest.mark.timeout(900),
-    pytest.mark.parametrize("pair", ["llama"], indirect=True),
-]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900), pytest.mark.parametrize("pair", ["llama"], indirect=True)]
 LONG_TOKENS, SHORT_TOKENS = 4000, 100
 
 

@@ -1,7 +1,5 @@
 """Prompts with images on real engines: an image reuses its own KV, and no other image's."""
 
-from __future__ import annotations
-
 import base64
 import http.client
 import io

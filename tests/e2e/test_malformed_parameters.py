@@ -1,7 +1,5 @@
 """Malformed `kv_transfer_params` from a client: the engine reports a client error or computes the prompt."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 
@@ -12,11 +10,7 @@ from tests.support.engine_pair import EnginePair, counts, outcome, post
 from tests.support.waiting import wait_until
 from tools.stack import EngineProcess
 
-pytestmark = [
-    pytest.mark.vllm,
-    pytest.mark.timeout(900),
-    pytest.mark.parametrize("pair", ["granite4h"], indirect=True),
-]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900), pytest.mark.parametrize("pair", ["granite4h"], indirect=True)]
 PROMPT_TOKENS = 100
 
 

@@ -4,8 +4,6 @@ NixlConnector transfers within the cluster (`pd_protocol: nixl`), PrfaasConnecto
 (`pip install --no-deps nixl nixl-cu12`), but no GPU.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Real engines under each routing policy: tokens equal those of one engine, and KV moves only as the policy says."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import random

@@ -4,8 +4,6 @@ Answers of one engine alone are asked turn by turn under a salt of their own. It
 reuse a prefix, so tokens are equal in bfloat16 too.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 from dataclasses import dataclass

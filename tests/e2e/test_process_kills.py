@@ -1,7 +1,5 @@
 """Answers stay right while manager, Redis and agents are killed, and the deployment heals afterwards."""
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Router before two real engines, which tokenise texts and chats: answers equal those of one engine."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools
@@ -21,11 +19,7 @@ from tests.support.secret_files import write_secret
 from tests.support.waiting import PATIENCE_SECONDS, until, wait_until
 from tools.demo.client import prefilled_tokens, transfers
 
-pytestmark = [
-    pytest.mark.vllm,
-    pytest.mark.timeout(900),
-    pytest.mark.parametrize("pair", ["llama"], indirect=True),
-]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900), pytest.mark.parametrize("pair", ["llama"], indirect=True)]
 T = CHUNK_TOKENS
 LONG_TEXT = "".join(f"{number} bottles, " for number in range(60))  # One token per byte.
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 16, "extra_body": {"ignore_eos": True}}

@@ -1,7 +1,5 @@
 """Failed transfers: the decode engine computes the prompt itself, with the right tokens, or fails if vLLM is told to."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import time

@@ -3,8 +3,6 @@
 Integration tests of the agent check repacking without engines.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 

@@ -10,17 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prfaas.errors import GrantError
-from prfaas.grants import (
-    MAX_GRANT_BYTES,
-    Grant,
-    GrantEnd,
-    derive_key,
-    from_text,
-    sign,
-    to_text,
-    verify,
-    verify_end,
-)
+from prfaas.grants import MAX_GRANT_BYTES, Grant, GrantEnd, derive_key, from_text, sign, to_text, verify, verify_end
 from prfaas.types import AgentName, BlockHash, TransferId
 
 KEY = derive_key(b"s" * 32, "grant")

@@ -14,10 +14,7 @@ def _two_spans() -> InMemorySpanExporter:
     provider.add_span_processor(SimpleSpanProcessor(kept))
     tracer = provider.get_tracer("test")
     attributes: dict[str, str | int | float | bool] = {"n": 5, "x": 0.5, "yes": True, "text": "é"}
-    with (
-        tracer.start_as_current_span("outer", attributes=attributes),
-        tracer.start_as_current_span("inner") as inner,
-    ):
+    with tracer.start_as_current_span("outer", attributes=attributes), tracer.start_as_current_span("inner") as inner:
         inner.add_event("moment")
         inner.set_status(Status(StatusCode.ERROR, "late"))
     return kept

@@ -1,7 +1,5 @@
 """Liveness of the agent, by acknowledged heartbeats while the scheduler waits for anything."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable

@@ -5,8 +5,6 @@ waiting request is marked as one that reads no prefix cache. The mark goes when 
 asks for the request. That is before vLLM would schedule it; the answer is "not yet" once more, since nothing was looked up.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Measured prefill rate of an engine, which predicts the duration of a local prefill."""
 
-from __future__ import annotations
-
 from collections import deque
 
 # Before the first measurement, a prediction errs on the side of waiting.

@@ -10,8 +10,6 @@ the connector has beyond that prefix, such as a checkpoint inside the prompt. So
 prefix that all groups hold.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from dataclasses import dataclass

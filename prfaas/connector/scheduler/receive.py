@@ -10,8 +10,6 @@ The engine recomputes a prompt when its KV would arrive later than a local prefi
 vLLM cannot compute a request and load it at the same time, so the transfer is cancelled then.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

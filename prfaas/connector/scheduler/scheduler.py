@@ -1,7 +1,5 @@
 """Scheduler side of the connector: opens transfers, parks requests, and plans the copies of each step."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping

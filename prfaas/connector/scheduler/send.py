@@ -5,8 +5,6 @@ requested ──no reply in time──▶ given up (Cancel)
 open ──aborted, failed──▶ given up: the workers report their end; Cancel if they never copied
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -7,8 +7,6 @@ The engine keeps the blocks of a finished request until they are copied. Blocks 
 request goes on.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 from collections import Counter
@@ -111,13 +109,7 @@ class PrefixStores:
     """All blocks that one engine leaves in the pool. Callers pass the time; messages go through `post`."""
 
     def __init__(
-        self,
-        block_map: BlockMap,
-        pins: BlockPins,
-        *,
-        min_tokens: int,
-        post: Callable[[Message], None],
-        counts: Counts,
+        self, block_map: BlockMap, pins: BlockPins, *, min_tokens: int, post: Callable[[Message], None], counts: Counts
     ) -> None:
         """Create an empty table. Prompts with fewer than `min_tokens` tokens leave no checkpoints."""
         self._map = block_map

@@ -1,7 +1,5 @@
 """Table of an engine's transfers, which are found by request or by transfer id."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar

@@ -1,7 +1,5 @@
 """Hooks at the end of recurrent layers: vLLM reports only the end of attention layers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

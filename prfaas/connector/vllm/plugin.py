@@ -1,7 +1,5 @@
 """Entry point that makes `"kv_connector": "PrfaasConnector"` known to vLLM if this package is installed."""
 
-from __future__ import annotations
-
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
 from prfaas.connector.vllm.health import watch_engine_core

@@ -4,8 +4,6 @@ vLLM returns a connector's `kv_transfer_params` in the response to a request, bu
 its API server's streams are wrapped, and write the report as a comment before the last event.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import sys

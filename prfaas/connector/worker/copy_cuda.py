@@ -4,8 +4,6 @@ The model's thread records an event and puts the copies of a layer or step into 
 them as one batch. The blocks of a save stay allocated until the scheduler hears that it is complete.
 """
 
-from __future__ import annotations
-
 import os
 import queue
 import threading

@@ -1,7 +1,5 @@
 """Blocks of layers in an engine, and copies between them and the agent's slots in host memory."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Worker side of the connector: copies the blocks of each step layer by layer, and reports them in the ring."""
 
-from __future__ import annotations
-
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence

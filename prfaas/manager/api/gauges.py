@@ -1,7 +1,5 @@
 """Gauges of a manager's present state, set when /metrics is read."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 from prfaas import metrics

@@ -1,7 +1,5 @@
 """Cost of the bytes that leave priced clusters: per hour as the mean of about a minute, and since midnight."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Live data of the dashboard: an hour of one-second samples, and a document twice a second for all watchers."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json

@@ -1,7 +1,5 @@
 """HTTP routes of the dashboard: static files, figures of a time range, the event stream."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import mimetypes

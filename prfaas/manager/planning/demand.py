@@ -1,7 +1,5 @@
 """Instances that the measured arrivals need, for autoscalers."""
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

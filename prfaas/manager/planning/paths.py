@@ -1,7 +1,5 @@
 """State of the paths between clusters: rates, congestion, and the threshold of each path."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -199,11 +197,7 @@ class Paths:
         return known
 
     def _states(
-        self,
-        clusters: frozenset[ClusterName],
-        threshold_tokens: int,
-        always_abundant: bool,
-        cost: _Cost,
+        self, clusters: frozenset[ClusterName], threshold_tokens: int, always_abundant: bool, cost: _Cost
     ) -> Iterator[PathState]:
         for source, destination in itertools.permutations(sorted(clusters), 2):
             path = self._path(source, destination)

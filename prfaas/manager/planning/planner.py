@@ -335,10 +335,7 @@ def _with_roles(cluster: PdCluster, roles: RoleCounts) -> PdCluster:
     """Return the cluster with its instances by role; those of both roles take the best split."""
     shared = roles["both"]
     return replace(
-        cluster,
-        num_instances=roles.total(),
-        num_prefill=None if shared else roles["prefill"],
-        shared_instances=shared,
+        cluster, num_instances=roles.total(), num_prefill=None if shared else roles["prefill"], shared_instances=shared
     )
 
 

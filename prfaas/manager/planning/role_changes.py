@@ -3,8 +3,6 @@
 The plan in force carries both (`ThresholdPlan.roles`, `.draining`), so that all managers and routers see one version.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

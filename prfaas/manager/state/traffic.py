@@ -1,7 +1,5 @@
 """Traffic of late: arrivals and request lengths for the planner."""
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Upper bound on what any routing policy can sustain, and the value of each resource at that bound."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

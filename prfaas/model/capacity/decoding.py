@@ -1,7 +1,5 @@
 """Decode capacity: the largest batch that the objective, the memory and the measured profile allow."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Literal

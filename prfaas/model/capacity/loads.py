@@ -1,7 +1,5 @@
 """Mean load of an arriving request on each station under a threshold."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import cached_property

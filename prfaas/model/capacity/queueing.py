@@ -4,8 +4,6 @@ Waiting before k servers is M/G/k by the Allen-Cunneen approximation, which is e
 shared equally by its transfers (processor sharing), as in the twin.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Time to first token under a plan: without queues as in the paper, and with queues at a given arrival rate."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Decode steps of a device that prefills at the same time, by decode's share of the compute."""
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from dataclasses import dataclass
 

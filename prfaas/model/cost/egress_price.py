@@ -1,7 +1,5 @@
 """Values by time of day, such as the price of bytes that leave a cluster."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise

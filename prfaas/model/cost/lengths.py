@@ -1,7 +1,5 @@
 """Length distributions of uncached and cached tokens, with partial expectations of any cost."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from statistics import NormalDist

@@ -3,8 +3,6 @@
 The constants are fitted to the prefill times of six models on 8 H200 that PrfaaS (arXiv 2604.15039) Table 3 implies.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from prfaas.errors import ConfigError

@@ -1,7 +1,5 @@
 """Traffic to plan for: input lengths and output lengths."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from prfaas.model.cost.curve import cached_tokens

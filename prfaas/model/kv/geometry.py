@@ -1,7 +1,5 @@
 """Bytes of KV of a prompt, S_kv(l), summed over a model's KV groups."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from prfaas.kv.kinds import kind_named

@@ -1,7 +1,5 @@
 """KV geometry of a model from its Hugging Face config.json. Unknown kinds of attention are refused by name."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any

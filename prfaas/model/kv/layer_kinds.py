@@ -1,7 +1,5 @@
 """Kind of each layer of a model, from any of the fields by which published config.json files tell it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, Literal
 

@@ -1,7 +1,5 @@
 """Size of a model from its config.json: parameters, those that a token uses, and the work of attention."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from prfaas.model.kv.layer_kinds import Config, layer_kinds

@@ -1,7 +1,5 @@
 """Threshold at a price of egress: a prompt leaves if its KV costs less than the local prefill that it saves."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Cheapest fleet for a demand: instances of each cluster, roles and threshold, with the price of egress."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -211,10 +209,6 @@ def is_fast_enough(deployment: Deployment, plan: Plan, workload: Workload, deman
     if objectives.ttft_seconds is None:
         return True
     reached = estimate_ttft(
-        plan,
-        deployment,
-        workload,
-        arrivals_per_second=demand.requests_per_second,
-        quantile=objectives.ttft_quantile,
+        plan, deployment, workload, arrivals_per_second=demand.requests_per_second, quantile=objectives.ttft_quantile
     )
     return reached.quantile_seconds <= objectives.ttft_seconds

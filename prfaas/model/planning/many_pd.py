@@ -1,7 +1,5 @@
 """Best routes and splits for several PD clusters, or for tenants: a small linear program over bins of lengths."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Plan of a deployment: the threshold, each cluster's split, and the throughput."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

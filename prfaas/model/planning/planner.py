@@ -1,7 +1,5 @@
 """Best plan of a deployment and a workload, and the deployments that it is compared with."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from prfaas.model.capacity.loads import LoadModel

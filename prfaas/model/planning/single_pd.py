@@ -1,7 +1,5 @@
 """Best threshold and split of a deployment with one PD cluster, exact to the token, by root finding."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

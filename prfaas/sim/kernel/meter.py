@@ -1,7 +1,5 @@
 """Meters of a run: durations of steps, and amounts spread over time."""
 
-from __future__ import annotations
-
 from array import array
 from bisect import bisect_right
 from collections.abc import Sequence

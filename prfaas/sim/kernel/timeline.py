@@ -1,7 +1,5 @@
 """Simulated time: events in order."""
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Callable
 from typing import Any

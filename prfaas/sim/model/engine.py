@@ -3,8 +3,6 @@
 Runs of equal decode steps are advanced in closed form, as one event.
 """
 
-from __future__ import annotations
-
 import heapq
 import math
 from collections import deque

@@ -1,7 +1,5 @@
 """Planned events of a run: instances die or change roles, the egress of a cluster carries less for a while."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

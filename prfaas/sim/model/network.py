@@ -1,7 +1,5 @@
 """Simulated network: the egress of a cluster, and transfers of KV over it."""
 
-from __future__ import annotations
-
 import heapq
 import math
 from collections.abc import Callable, Iterator

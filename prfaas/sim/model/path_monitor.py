@@ -1,7 +1,5 @@
 """Scheduler's view of the paths between clusters: the threshold of each as congestion moves it, and paths that are down."""
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence

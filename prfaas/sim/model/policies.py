@@ -8,13 +8,7 @@ from prfaas.hashing import HASH_BYTES, HASH_UNIT_TOKENS
 from prfaas.scheduler.pd_prefill import WAS_LOCAL, later_turn
 from prfaas.scheduler.popularity import Popularity
 from prfaas.scheduler.ppd import LaterTurn, PpdRefresh, PpdTable, ServedTurn
-from prfaas.scheduler.rebalance import (
-    HotPrefix,
-    Participants,
-    PlannedCopy,
-    RebalanceLimits,
-    RebalanceState,
-)
+from prfaas.scheduler.rebalance import HotPrefix, Participants, PlannedCopy, RebalanceLimits, RebalanceState
 from prfaas.scheduler.rebalance import step as rebalance
 from prfaas.scheduler.roles import ClusterRoles, RoleChange, RoleRules, RoleWishes, Stage
 from prfaas.scheduler.roles import step as step_roles

@@ -1,7 +1,5 @@
 """Simulated prefix caches of nodes, and the scheduler's view of them. A cache is a real pool without data."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial

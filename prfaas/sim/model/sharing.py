@@ -1,7 +1,5 @@
 """Simulated engine that prefills and decodes at the same time on shares of one device."""
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Sequence

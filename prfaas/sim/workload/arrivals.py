@@ -1,7 +1,5 @@
 """Arrival processes: Poisson, gamma and daily waves, from a seeded generator."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Conversations of several turns. Each prompt is all earlier text and new tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,11 +27,7 @@ class Conversations:
     """Conversations that follow `scripts` in turn, with a pause of `think_seconds` after each answer."""
 
     def __init__(
-        self,
-        scripts: Sequence[Sequence[Turn]],
-        *,
-        block_tokens: int = 16,
-        think_seconds: float = 0.0,
+        self, scripts: Sequence[Sequence[Turn]], *, block_tokens: int = 16, think_seconds: float = 0.0
     ) -> None:
         self._scripts = scripts
         self._longest = max(map(len, scripts))

@@ -1,7 +1,5 @@
 """Simulated requests, drawn from a workload's distributions or read from a trace."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 

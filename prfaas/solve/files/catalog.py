@@ -1,7 +1,5 @@
 """Models, profiles and deployments that come with the package, and the user's files in the same forms."""
 
-from __future__ import annotations
-
 import json
 from difflib import get_close_matches
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Deployment files (YAML): clusters, links, objectives, prices and traffic."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

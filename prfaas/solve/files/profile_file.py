@@ -1,7 +1,5 @@
 """Profile files (YAML): measured times of prefill, decode, and both at once on one device."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from pathlib import Path

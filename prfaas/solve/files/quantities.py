@@ -1,7 +1,5 @@
 """Text forms of the planner's quantities: numbers, prices, tokens per second, loads."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable

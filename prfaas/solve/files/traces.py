@@ -4,8 +4,6 @@ Files are CSV, JSONL (including Mooncake's public traces), or conversations in t
 A description is text such as "lognormal:mu=9.9,sigma=1,min=128,max=128Ki,output=1024".
 """
 
-from __future__ import annotations
-
 import csv
 import itertools
 import json

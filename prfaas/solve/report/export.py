@@ -1,7 +1,5 @@
 """Plan for programs: one JSON object, and settings for the manager."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Plots of a plan: TTFT over load, throughput over splits and over thresholds."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable
 from pathlib import Path

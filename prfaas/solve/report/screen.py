@@ -1,7 +1,5 @@
 """Report of the planner as text."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -224,9 +224,7 @@ def test_blocks_held_in_the_readers_layout_are_not_sent(site_of: SiteOf) -> None
     assert int(str(records[1]["held_bytes"])) >= held * full_block
 
 
-def test_blocks_omitted_for_one_engine_are_sent_to_another(
-    site_of: SiteOf,
-) -> None:
+def test_blocks_omitted_for_one_engine_are_sent_to_another(site_of: SiteOf) -> None:
     """Slots of blocks that the sender omitted keep earlier bytes, so no other engine may read them."""
     site = site_of("windows", Cut(2), Cut(1))
     first, longer = site.transfer(_chain(NUM_TOKENS - 32)), _chain()

@@ -1,7 +1,5 @@
 """Colocated instances, started once per model and module."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A running colocated instance: requests, its workers, and their deaths."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """Workers of a colocated instance die or freeze at any moment, and its answers stay those of plain vLLM."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

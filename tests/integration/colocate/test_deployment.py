@@ -1,7 +1,5 @@
 """A colocated instance as the decode node of a deployment: it receives prompts from afar, and computes others itself."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

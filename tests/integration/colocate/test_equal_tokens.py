@@ -1,7 +1,5 @@
 """A colocated instance gives the greedy tokens of plain vLLM."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.integration.colocate.conftest import MakeInstance

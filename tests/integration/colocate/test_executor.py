@@ -1,7 +1,5 @@
 """Calls of the decode engine to a worker that does not answer."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """Both phases of a colocated instance need little more memory than one engine: weights and KV exist once."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

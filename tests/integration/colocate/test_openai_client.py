@@ -1,7 +1,5 @@
 """The unchanged OpenAI client at a colocated instance of a real model."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import openai

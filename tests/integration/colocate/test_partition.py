@@ -1,7 +1,5 @@
 """The cores of a running colocated instance follow its traffic."""
 
-from __future__ import annotations
-
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """A profile that `prfaas-colocate profile` measures is one that planner, twin and partition manager read."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Two nodes with real agents, on which every test has a model of its own. vLLM is imported once, without warnings."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import itertools

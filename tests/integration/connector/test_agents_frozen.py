@@ -1,7 +1,5 @@
 """Agents that are stopped for a while without dying: engines go on, and use them again afterwards."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

@@ -1,7 +1,5 @@
 """Engines whose agent hangs, dies, or is replaced: nothing meant for the old agent reaches the new one."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import signal

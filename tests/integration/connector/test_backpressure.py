@@ -1,7 +1,5 @@
 """A blocked link: transfer blocks run out, new prefills run without a transfer, and no request waits or loses a block."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path

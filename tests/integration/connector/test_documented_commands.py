@@ -1,7 +1,5 @@
 """vLLM's parser accepts every `vllm serve` command of the documentation."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 

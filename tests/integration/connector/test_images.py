@@ -1,7 +1,5 @@
 """Prompts with equal tokens and unlike images never share KV: vLLM's own requests, and a real agent's look-ups."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

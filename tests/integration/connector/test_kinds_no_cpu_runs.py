@@ -1,7 +1,5 @@
 """Hybrid models whose kernels run on no CPU: vLLM's specs describe them, and their bytes go through pool and wire."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from vllm.v1.kv_cache_interface import KVCacheConfig, MambaSpec

@@ -1,7 +1,5 @@
 """Tensor-parallel ranks with equal KV: one copy travels and is stored, and every rank loads it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Whole lives of requests over two real agents, with engines that know the bytes of every block."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from typing import Any

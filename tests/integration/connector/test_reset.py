@@ -1,7 +1,5 @@
 """An engine that is told to forget: its agent does, for all engines of the model."""
 
-from __future__ import annotations
-
 from tests.support.agent_nodes import Nodes, leave_prefix, prompt_of
 from tests.support.fake_engine import SHAPES
 from tests.support.paused_process import paused

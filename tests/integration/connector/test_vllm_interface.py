@@ -1,7 +1,5 @@
 """PrfaasConnector against vLLM's interfaces: methods, cache specs, extra hash keys, registry."""
 
-from __future__ import annotations
-
 import inspect
 import pickle  # noqa: TID251 - vLLM itself sends metadata in this form.
 import subprocess
@@ -13,14 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from vllm.config import (
-    CompilationConfig,
-    CompilationMode,
-    CUDAGraphMode,
-    KVTransferConfig,
-    ModelConfig,
-    VllmConfig,
-)
+from vllm.config import CompilationConfig, CompilationMode, CUDAGraphMode, KVTransferConfig, ModelConfig, VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from vllm.entrypoints.generate.base.protocol import validate_cache_salt
 from vllm.exceptions import VLLMValidationError

@@ -1,7 +1,5 @@
 """`prfaas` beside a router and agents that have no manager: components answer for themselves."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

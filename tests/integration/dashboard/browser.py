@@ -1,7 +1,5 @@
 """Chromium with one page, and its findings: console errors, requests, accessibility violations of axe-core."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import shutil

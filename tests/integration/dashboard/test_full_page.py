@@ -1,7 +1,5 @@
 """Dashboard with every optional setting on: deployment file, egress price, sessions, tenants, a silent engine."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """Dashboard in Chromium with a real manager: live figures that agree with the metrics, and accessibility."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -65,10 +63,7 @@ class Stage:
 
     async def start_manager(self) -> None:
         self.manager = await self._deployment.start_manager(
-            name="west-manager",
-            http_listen=self.address,
-            listen=self.grpc,
-            threshold_tokens=500,
+            name="west-manager", http_listen=self.address, listen=self.grpc, threshold_tokens=500
         )
 
     def operator(self) -> ManagerClient:

@@ -1,7 +1,5 @@
 """KEDA gets the instances that the measured arrivals need from any manager."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """`prfaas-solve` as people run it: the case study against Table 6, its JSON, its files, its refusals."""
 
-from __future__ import annotations
-
 import json
 import math
 import subprocess
@@ -49,9 +47,7 @@ def answer_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str
 
 
 def test_the_json_has_its_shape(capsys: pytest.CaptureFixture[str]) -> None:
-    found = answer_json(
-        capsys,
-    )
+    found = answer_json(capsys)
     assert list(found) == ["trace", "deployments", "bound"]
     assert [list(each) for each in found["deployments"]] == [FIELDS] * 3
     assert list(found["bound"]) == ["system_throughput", "integer_split_system_throughput", "duals"]
@@ -186,9 +182,7 @@ def test_a_trace_file_is_planned_for(capsys: pytest.CaptureFixture[str], tmp_pat
 
 
 def test_flags_override_the_deployment(capsys: pytest.CaptureFixture[str]) -> None:
-    plain = answer_json(
-        capsys,
-    )["deployments"][0]
+    plain = answer_json(capsys)["deployments"][0]
     narrow = answer_json(capsys, "--bandwidth", "5Gbps")["deployments"][0]
     assert narrow["egress_gbps"] == pytest.approx(5, rel=1e-3)
     assert narrow["threshold_tokens"] > plain["threshold_tokens"]

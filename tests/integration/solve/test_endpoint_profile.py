@@ -1,7 +1,5 @@
 """`prfaas-profile` against a server of known speed, on a real socket."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time

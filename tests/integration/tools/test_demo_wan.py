@@ -1,7 +1,5 @@
 """`make demo-wan` as a process: live dashboard, requested link, and complete shutdown."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Shares as sets of cores, and the manager that chooses them."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Prefill workers that die or freeze, as the decode engine sees them: at a real socket, with this test as the worker."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Iterator

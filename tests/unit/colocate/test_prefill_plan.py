@@ -1,7 +1,5 @@
 """Steps of the prefill worker: which tokens, into which blocks."""
 
-from __future__ import annotations
-
 import pytest
 
 from prfaas.colocate.prefill_plan import GroupShape, Order, PrefillQueue, num_scratch_blocks

@@ -1,7 +1,5 @@
 """Settings of the partition manager, from a measured profile."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Worker processes that are stopped."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

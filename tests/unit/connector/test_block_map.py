@@ -1,7 +1,5 @@
 """Blocks of transfers and checkpoints, compared with a token-by-token model."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Blocks as rows of bytes, and their copies to and from slots in host memory."""
 
-from __future__ import annotations
-
 import pytest
 
 torch = pytest.importorskip("torch")

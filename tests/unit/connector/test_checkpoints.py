@@ -1,7 +1,5 @@
 """Checkpoints of a prompt, from the step that reaches a boundary to the step that copies them."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field

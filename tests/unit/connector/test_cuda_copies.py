@@ -1,7 +1,5 @@
 """Copies to and from a GPU, which is pretended: right bytes, few calls, and none that can wait in the model's thread."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """docs/vllm-reference.md names every key, every outcome and every log line, and none that does not exist."""
 
-from __future__ import annotations
-
 import re
 import typing
 from pathlib import Path

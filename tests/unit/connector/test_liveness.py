@@ -1,7 +1,5 @@
 """Heartbeats to the agent, and the measured prefill rate."""
 
-from __future__ import annotations
-
 import pytest
 
 from prfaas.agent.engine.protocol import Heartbeat, Message

@@ -1,7 +1,5 @@
 """Promises of a router's decision: kept with blocks of engine or pool, or broken, with the KV groups that fall short."""
 
-from __future__ import annotations
-
 import pytest
 
 from prfaas.agent.engine.protocol import Hold, LookedUp, Lookup, Message, Promised
@@ -19,11 +17,7 @@ GROUPS = BlockMap((KVGroup("full_attention", 16), KVGroup("linear_state", 1 << 2
 
 def _incoming(posted: list[Message]) -> InboundTransfers:
     return InboundTransfers(
-        GROUPS,
-        silence_seconds=2.0,
-        prefill_rate=PrefillRate(),
-        post=posted.append,
-        counts=Counts(),
+        GROUPS, silence_seconds=2.0, prefill_rate=PrefillRate(), post=posted.append, counts=Counts()
     )
 
 

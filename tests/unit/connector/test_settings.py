@@ -1,7 +1,5 @@
 """Keys of the connector: accepted forms and errors."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

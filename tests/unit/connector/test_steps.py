@@ -1,7 +1,5 @@
 """Copies of a span by one rank: all blocks but those that its agent holds."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -1,7 +1,5 @@
 """Transfers that parameters of requests ask for."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

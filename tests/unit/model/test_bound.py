@@ -1,7 +1,5 @@
 """The linear program: above every policy, equal to the threshold where that is optimal, right about what is worth what."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

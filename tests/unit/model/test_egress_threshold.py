@@ -1,7 +1,5 @@
 """Thresholds at a price of egress: less leaves at higher prices, as long as the rest is sustained."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

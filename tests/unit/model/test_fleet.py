@@ -1,7 +1,5 @@
 """Cheapest fleets: equal to brute force, less egress at higher prices, and no PrfaaS cluster where it does not pay."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 

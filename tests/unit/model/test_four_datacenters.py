@@ -1,7 +1,5 @@
 """Two PrfaaS and two PD clusters: missing links, and tenants that are bound to a region."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

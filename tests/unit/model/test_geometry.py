@@ -1,7 +1,5 @@
 """S_kv of public models, from their config.json alone, against figures worked out apart from this code."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Inferred profiles: near the published times, through a measured point, refused where they cannot be."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.solver.paper import TABLE_3_PROFILES, TABLE_3_TOKENS

@@ -1,7 +1,5 @@
 """Thresholds and splits: the paper's optimum found, on either side of every limit."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

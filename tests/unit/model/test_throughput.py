@@ -1,7 +1,5 @@
 """Equations (1) to (8) against the figures that the paper works out with them."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.solver import paper

@@ -1,7 +1,5 @@
 """Arrival processes keep their rate and their burstiness."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """A fleet that follows the arrivals of a day meets the objective for less than the fleet that serves the peak."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.twin.scaled_day import TTFT_SECONDS, scaled_day

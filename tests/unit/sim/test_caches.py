@@ -1,7 +1,5 @@
 """Prefix caches of the twin: the pool's own rules, and a view of them that may lag behind."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 

@@ -1,7 +1,5 @@
 """The paper's case study in the twin: Table 6 without queues, the solver's capacity when saturated."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.solver.paper import TABLE_6

@@ -1,7 +1,5 @@
 """Prices of egress by the hour in the twin: each request follows the price of its hour."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 
@@ -20,9 +18,7 @@ def test_prompts_leave_while_egress_is_free_and_stay_while_it_is_dear() -> None:
     (remote,), (pd,) = deployment.prfaas, deployment.pd
     price = EgressPrice(0.0, (Period(1.0, 2.0, 0.09),))
     deployment = replace(
-        deployment,
-        prfaas=(replace(remote, egress_price=price),),
-        pd=(replace(pd, price_per_hour=12.0),),
+        deployment, prfaas=(replace(remote, egress_price=price),), pd=(replace(pd, price_per_hour=12.0),)
     )
     plan, rate = best_plan(deployment, traffic), 0.1
     left = Counter[int]()

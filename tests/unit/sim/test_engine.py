@@ -1,7 +1,5 @@
 """Engines iterate as continuous batching does: the closed form of decode runs equals step by step."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

@@ -1,7 +1,5 @@
 """Decode instances of the twin compute a prompt themselves when its KV would come too late."""
 
-from __future__ import annotations
-
 import pytest
 
 from prfaas.sim.builder import deploy

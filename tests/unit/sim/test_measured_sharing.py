@@ -1,7 +1,5 @@
 """Measured profiles of shared devices in the twin and the planner."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

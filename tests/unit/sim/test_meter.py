@@ -1,7 +1,5 @@
 """Meters over parts of a run."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

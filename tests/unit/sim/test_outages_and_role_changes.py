@@ -1,7 +1,5 @@
 """Instances die, come back and change their roles under traffic: no request is lost, and nobody is sent to the dead."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

@@ -1,7 +1,5 @@
 """Tables of benchmarks/twin/README.md and the benchmark's results."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

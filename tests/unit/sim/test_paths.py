@@ -1,7 +1,5 @@
 """Links between clusters lose packets, are shared with others, and go down: the deployment notices, and no request is lost."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 

@@ -1,7 +1,5 @@
 """Unlike PD clusters in the twin: routes of the plan carry what the plan promises."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from prfaas.model.planning.planner import best_plan

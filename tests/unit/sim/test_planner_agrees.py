@@ -1,7 +1,5 @@
 """The planner's TTFT with queues against the twin of stations, which shares the assumptions and none of the code."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Stations wait as queueing theory says they do; arrivals are from a fixed seed, so that the figures never move."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

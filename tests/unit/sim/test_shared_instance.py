@@ -1,7 +1,5 @@
 """An engine that prefills and decodes at once: who gets which share, how long it takes, and nothing gets lost."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The saturated twin against the solver over splits and thresholds, and the frontier of several runs."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.studies.search_study import Point, search

@@ -1,7 +1,5 @@
 """Flows share an egress equally, arrive when they must, and no byte is lost or made."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """The twin of instances: the real route decides, caches and links say what it costs, nothing gets lost."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Comparisons with the paper and with an independent source."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.solver import paper

@@ -1,7 +1,5 @@
 """Profiles from noisy measurements of every catalogued model on several GPUs."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """PPD's experiment in the twin: measurements that nothing was fitted to are met."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 from statistics import median

@@ -1,7 +1,5 @@
 """RAPID-Serve's ratios in the twin."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
