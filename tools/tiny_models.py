@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +68,6 @@ class Family:
     plain: dict[str, Any] = field(default_factory=dict)
     weight_spread: float = 3.0
     embedding_spread: float = 1.0
-    has_mtp: bool = False  # It has a layer that predicts a further token.
 
 
 def _llava_config(**text: Any) -> LlavaConfig:
@@ -215,9 +214,6 @@ FAMILIES: dict[str, Family] = {
 }
 
 
-FAMILIES["qwen3_next_mtp"] = replace(FAMILIES["qwen3_next"], has_mtp=True)
-
-
 def make_model(family: str, directory: Path) -> Path:
     """Write the configuration, weights and tokenizer of a tiny model into `directory`, and return `directory`."""
     recipe = FAMILIES[family]
@@ -233,8 +229,6 @@ def make_model(family: str, directory: Path) -> Path:
     _write_tokenizer(directory)
     if has_images:
         _add_images(directory)
-    if recipe.has_mtp:
-        _add_mtp(directory)
     return directory
 
 
@@ -253,23 +247,6 @@ def make_eagle(model: Path, directory: Path) -> Path:
     save_file(draft, directory / "model.safetensors", metadata={"format": "pt"})
     (directory / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 1}, indent=2))
     return directory
-
-
-def _add_mtp(model: Path) -> None:
-    """Add a layer for multi-token prediction to a tiny Qwen3-Next: a copy of its layer of full attention."""
-    path = model / "model.safetensors"
-    weights = load_file(path)
-    begin = "model.layers.3."
-    weights |= {
-        f"mtp.layers.0.{name.removeprefix(begin)}": weight.clone()
-        for name, weight in weights.items()
-        if name.startswith(begin)
-    }
-    norm = weights["model.norm.weight"]
-    weights |= {f"mtp.{name}.weight": norm.clone() for name in ("norm", "pre_fc_norm_hidden", "pre_fc_norm_embedding")}
-    weights["mtp.fc.weight"] = _mixing_weight(norm.shape[0], norm.dtype)
-    save_file(weights, path, metadata={"format": "pt"})
-    _add_plain_fields(model / "config.json", {"num_nextn_predict_layers": 1})
 
 
 def _mixing_weight(width: int, dtype: torch.dtype) -> torch.Tensor:
