@@ -7,7 +7,7 @@ import pytest
 from tests.support.engine_pair import FURTHER, REPRESENTATIVE, EnginePair, running_pair
 
 # Files that restart agents or engines of a pair.
-LAST = {"test_fetched_prefixes", "test_policies", "test_process_kills"}
+LAST = {"test_fetched_prefixes", "test_frozen_core", "test_policies", "test_process_kills"}
 
 
 @pytest.fixture(
