@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 NULL_BLOCK = 0
 SHARED_STEP_TOKENS = 128  # A larger step is hardly more efficient, and would delay its first prompt.
-OVERTAKEN_TOKENS = 4  # Shorter prompts overtake one until four times its tokens have been computed since it came.
+OVERTAKING_RATIO = 4  # Shorter prompts overtake one until four times its tokens have been computed since it came.
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Progress:
     @property
     def rank(self) -> float:
         """Number of tokens left, and more for a late order. No order waits for ever behind shorter ones."""
-        return self.order.end - self.computed + self.arrived / OVERTAKEN_TOKENS
+        return self.order.end - self.computed + self.arrived / OVERTAKING_RATIO
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from prfaas.errors import PageUnreachable
 from prfaas.router.http.admission import read_key
 
 _POOL = ("prefix", "transfer", "quarantined", "free")
+_ROUTER_PAGE = "/health"
 
 
 @dataclass(frozen=True)
@@ -64,17 +65,21 @@ def ask_components(settings: ConsoleConfig, unanswered: PageUnreachable) -> Comp
     usual = {*default(ConsoleConfig, "routers"), *default(ConsoleConfig, "agents")}
     found: dict[str, dict[str, Any]] = {}
     key = read_key(settings.router_key_file, setting="router_key_file")
-    paths = dict.fromkeys(settings.routers, "/health") | dict.fromkeys(settings.agents, "/status")
+    paths = dict.fromkeys(settings.agents, "/status") | dict.fromkeys(settings.routers, _ROUTER_PAGE)
     for url, path in paths.items():
         tls = tls_of(settings.tls)
         if tls is not None:
             tls.load_default_certs()  # A router may show its clients a publicly trusted certificate.
         try:
             page = read_json(
-                url.rstrip("/") + path, timeout_seconds=settings.timeout, tls=tls, key=key, may_be_unavailable=True
+                url.rstrip("/") + path,
+                timeout_seconds=settings.timeout,
+                tls=tls,
+                key=key if path == _ROUTER_PAGE else "",
+                may_be_unavailable=True,
             )
         except PageUnreachable as error:
-            if url not in usual:  # Many a machine has no router, or no agent.
+            if url not in usual:  # A machine may have no router, or no agent.
                 failures.append(str(error))
             continue
         if page is not None:

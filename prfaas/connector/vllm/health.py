@@ -5,6 +5,7 @@ were frozen, so routers and agents treat it as a silent engine.
 """
 
 import asyncio
+import contextlib
 import functools
 import time
 import weakref
@@ -29,8 +30,8 @@ def is_stopped(process: int) -> bool:
 def with_children(process: int) -> Iterator[int]:
     """Yield a process and the children of its main thread, such as the workers of an EngineCore."""
     yield process
-    children = Path(f"/proc/{process}/task/{process}/children")
-    yield from map(int, children.read_text().split() if children.exists() else ())
+    with contextlib.suppress(OSError):  # It has ended, or the kernel does not list children.
+        yield from map(int, Path(f"/proc/{process}/task/{process}/children").read_text().split())
 
 
 class CoreWatch:

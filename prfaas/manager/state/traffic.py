@@ -53,8 +53,11 @@ class Traffic:
 
     def seen_ratio(self, now: float) -> float:
         """Return the share of the reported requests that were noted here; 1 while unknown."""
-        reported = self.per_second(now) * min(now - self._reported_from, self._window_seconds)
-        return min(1.0, len(self.within(self._window_seconds, now)) / reported) if reported else 1.0
+        seconds = min(now - self._reported_from, self._window_seconds)
+        if len(self._seen) == MAX_REQUESTS:  # Older ones were dropped.
+            seconds = min(seconds, now - self._seen[0].at)
+        reported = self.per_second(now) * seconds
+        return min(1.0, len(self.within(seconds, now)) / reported) if reported else 1.0
 
     def note_reports(self, num_requests: int, now: float) -> None:
         """Count requests that routers report, those that a router decided alone included."""
@@ -62,10 +65,14 @@ class Traffic:
         if self._reported and self._reported[-1][0] == int(now):
             num_requests += self._reported.pop()[1]
         self._reported.append((int(now), num_requests))
+        self._drop_old_reports(now)
 
     def per_second(self, now: float) -> float:
         """Return reported requests per second over the window; 0 while unknown, at first for `MIN_WINDOW_SECONDS`."""
         seconds = min(now - self._reported_from, self._window_seconds)
+        self._drop_old_reports(now)
+        return sum(count for _, count in self._reported) / seconds if seconds >= MIN_WINDOW_SECONDS else 0.0
+
+    def _drop_old_reports(self, now: float) -> None:
         while self._reported and self._reported[0][0] <= now - self._window_seconds:
             self._reported.popleft()
-        return sum(count for _, count in self._reported) / seconds if seconds >= MIN_WINDOW_SECONDS else 0.0

@@ -1,10 +1,15 @@
 """`prfaas` beside a router and agents that have no manager: components answer for themselves."""
 
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
+from prfaas.console.components import ask_components
+from prfaas.console.config import ConsoleConfig
+from prfaas.errors import PageUnreachable
 from tests.integration.console.terminal import run_here, run_here_on_terminal
 from tests.support.waiting import wait_until
 from tools.free_ports import free_address
@@ -60,3 +65,25 @@ def test_links_and_pools_are_those_of_the_agents(command: tuple[str, ...], word:
 def test_commands_that_need_a_manager_name_it(command: tuple[str, ...], folder: Path) -> None:
     ran = run_here(*command, "--config", str(folder), "--pages=http://127.0.0.1:9")
     assert ran.status == 2 and "manager" in ran.error, ran.error
+
+
+def test_agents_do_not_get_the_operator_s_key(tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.touch(mode=0o600)
+    key.write_text(32 * "o")
+    headers: dict[str, str | None] = {}
+
+    class Page(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            headers[self.path] = self.headers["Authorization"]
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"{}")
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Page) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        settings = ConsoleConfig(routers=(url,), agents=(f"{url}/agent",), router_key_file=key)
+        ask_components(settings, PageUnreachable("no manager"))
+        server.shutdown()
+    assert headers == {"/health": f"Bearer {32 * 'o'}", "/agent/status": None}

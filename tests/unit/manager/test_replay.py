@@ -7,7 +7,7 @@ import pytest
 
 from prfaas.manager.planning.demand import needed_instances
 from prfaas.manager.planning.replay import drawn_requests, guarded_need, replayed_seconds, sampled_requests
-from prfaas.manager.state.traffic import RequestSample, Traffic
+from prfaas.manager.state.traffic import MAX_REQUESTS, RequestSample, Traffic
 from prfaas.manager.state.world import ThresholdPlan
 from prfaas.model.planning.planner import best_plan
 from tests.support.planner_inputs import case_study
@@ -60,3 +60,12 @@ def test_requests_that_other_managers_saw_are_replaced_by_a_faster_pace() -> Non
     requests = sampled_requests(seen.within(50.0, 100.0), traffic, seen_ratio=0.25)
     assert [request.arrival for request in requests[:3]] == [0.0, 0.25, 0.5]
     assert {(request.num_prompt_tokens, request.num_cached_tokens) for request in requests} == {(120, 20)}
+
+
+def test_requests_that_a_full_store_dropped_count_as_seen() -> None:
+    seen = Traffic(window_seconds=100.0)
+    for tick in range(2 * MAX_REQUESTS):
+        at = 100.0 * tick / (2 * MAX_REQUESTS)
+        seen.note(RequestSample(at, 100, 20, 8))
+        seen.note_reports(1, at)
+    assert seen.seen_ratio(99.99) == pytest.approx(1.0, rel=0.03)
