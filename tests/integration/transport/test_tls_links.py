@@ -253,7 +253,7 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
 
 
 def test_a_public_address_needs_certificates_or_consent(authority: Authority) -> None:
-    with pytest.raises(ConfigError, match="tls_"):
+    with pytest.raises(ConfigError, match="Set tls"):
         make_far(listen="0.0.0.0:0")
     with _far(authority.issue("far"), listen="0.0.0.0:0") as far:
         assert far.receiver.num_connections == 0
