@@ -79,7 +79,7 @@ def test_the_sdist_installs_what_the_wheel_holds(release: list[Path], tmp_path: 
     environment = Environment(tmp_path / "environment", VERSIONS[0])
     environment.install(str(sdist))
     files = "import importlib.metadata as m; print(*(f for f in m.files('prfaas') if f.parts[0] == 'prfaas'))"
-    assert set(environment.run("python", "-c", files).split()) == {
+    assert set(environment.run("python", "-I", "-c", files).split()) == {
         name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("prfaas/")
     }
 
