@@ -1,7 +1,8 @@
 """PrfaasTier: a secondary tier of vLLM's OffloadingConnector that keeps chunks in the pool of this machine's agent.
 
 vLLM names a chunk by its own hash of all tokens up to the chunk's end. These names are opaque keys here: they are hashed
-together with everything that determines a chunk's bytes. So engines share chunks only if they would write the same bytes.
+together with all that vLLM tells a tier of a chunk's bytes. The attention backend is not told, so engines of one machine
+with unlike backends need unlike names of their `model`.
 
     lookup        FindBlocks at the end of the step; RETRY until BlocksFound
     submit_store  Store ──▶ SendOpened; a thread copies the chunks into slots; the ring tells the agent
@@ -365,7 +366,7 @@ def _settle(asked: Collection[tuple[OffloadKey, _Lookups]], held: bytes = b"") -
 
 
 def _digest(config: Any, chunk_bytes: int) -> str:
-    """Return a hash of everything that determines the bytes of a chunk, but the model's name, tokens and extra keys."""
+    """Return a hash of what vLLM tells of the bytes of a chunk, but the model's name, tokens and extra keys."""
     fields = {name: value for name, value in asdict(config).items() if name not in _OF_THE_PROCESS}
     fields["model"] = config.model.dtype
     fields["parallel"] = {name: value for name, value in fields["parallel"].items() if name not in _OF_THE_REPLICA}
