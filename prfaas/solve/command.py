@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from prfaas import config
 from prfaas.errors import ConfigError
 from prfaas.model.cost.egress_price import DAY_HOURS, day_parts
+from prfaas.model.cost.workload import Workload
 from prfaas.model.deployment import Deployment, Objectives, PdCluster, PrfaasCluster
 from prfaas.model.planning.fleet import Day, Demand, cheapest_day, greatest_demand
 from prfaas.solve.files import catalog
@@ -23,17 +24,20 @@ from prfaas.solve.files.deployment_file import (
 )
 from prfaas.solve.files.quantities import DEMAND, EGRESS_PRICE, LOAD, NUMBER
 from prfaas.solve.files.traces import find_trace
-from prfaas.solve.study import Study, study
+from prfaas.solve.study import Study, inferred_inputs, study
 from prfaas.units import KINDS, ValueKind
 
 C = TypeVar("C", PrfaasCluster, PdCluster)
 
 
-def plan_for(flags: Namespace) -> Study:
+def plan_for(flags: Namespace) -> tuple[Study, list[Day | None]]:
     """Return the study for the command line; flags override the deployment's file.
 
+    With --demand or --budget the study is that of the fleet found, at its greatest demand. Beside it stand that fleet,
+    the one without PrfaaS clusters, and those resized by the hour.
+
     Raises:
-        ConfigError: a flag, a file or an objective that cannot be used.
+        ConfigError: a flag, a file or an objective that cannot be used, or no fleet serves the demand.
     """
     file = catalog.deployment_path(catalog.CASE_STUDY) if flags.deployment is None else Path(flags.deployment)
     if flags.pd is None:
@@ -42,9 +46,22 @@ def plan_for(flags: Namespace) -> Study:
         written = _described(flags)
         deployment = deployment_of(written, where="--pd", folder=Path())
     workload = find_trace(flags.trace or written.trace, beside=None if flags.trace else file.parent)
-    return study(
-        _overridden(deployment, flags), workload, load=_parse("--load", flags.load, LOAD), inferred=written.inferred
+    deployment, load = _overridden(deployment, flags), _parse("--load", flags.load, LOAD)
+    if flags.demand is None and flags.budget is None:
+        return study(deployment, workload, load=load, inferred=written.inferred), []
+    utilisation = load[1] if load[0] == "ratio" else 0.8
+    find = _best_for_budget if flags.demand is None else _cheapest_for
+    day, others = find(flags, deployment, workload, utilisation)
+    demand, fleet = day.demands[0], day.parts[0]
+    found = study(
+        fleet.deployment,
+        workload,
+        plan=fleet.plan,
+        load=("rate", demand.requests_per_second),
+        hour=demand.hour,
+        inferred=(*written.inferred, *inferred_inputs(deployment, workload)),
     )
+    return found, [day, *others]
 
 
 # "16xH100", or "16xH100:4" for instances of 4 GPUs.
@@ -78,51 +95,40 @@ def _gpu_groups(flag: str, text: str) -> Iterator[tuple[str, int, int]]:
         yield gpu, each, count // each
 
 
-def cheapest_for(flags: Namespace, found: Study) -> list[Day | None]:
-    """Return the cheapest fleet for the demand of the command line, without PrfaaS clusters, and resized by the hour.
-
-    Raises:
-        ConfigError: the demand cannot be read, or no fleet serves it.
-    """
-    curve, prices = _parse("--demand", flags.demand, DEMAND), [c.egress_price for c in found.main.deployment.prfaas]
+def _cheapest_for(
+    flags: Namespace, deployment: Deployment, workload: Workload, utilisation: float
+) -> tuple[Day, list[Day | None]]:
+    """Return the cheapest fleet for the demand of the command line, without PrfaaS clusters, and resized by the hour."""
+    curve, prices = _parse("--demand", flags.demand, DEMAND), [c.egress_price for c in deployment.prfaas]
     parts = day_parts([curve, *filter(None, prices)]) if curve.periods else [(0.0, DAY_HOURS)]
     hours = [flags.hour if not curve.periods else start for start, _ in parts]
     demands = [
-        Demand(curve.at(start), _utilisation(flags), hour, end - start)
+        Demand(curve.at(start), utilisation, hour, end - start)
         for (start, end), hour in zip(parts, hours, strict=True)
         if curve.at(start)
     ]
     if not demands:
         raise ConfigError(f"--demand {flags.demand!r}: write {DEMAND.accepted}")
-    deployment, workload = found.main.deployment, found.workload
     day = cheapest_day(deployment, workload, demands)
     if day is None:
         raise ConfigError(f"--demand {flags.demand!r}: three times the instances do not serve it within the objectives")
     local = cheapest_day(deployment, workload, demands, only_local=True)
     resized = [cheapest_day(deployment, workload, [demand]) for demand in demands] if len(demands) > 1 else []
-    return [day, local, *resized]
+    return day, [local, *resized]
 
 
-def best_for_budget(flags: Namespace, found: Study) -> list[Day | None]:
-    """Return the fleet that serves most for the budget of the command line, and the same without PrfaaS clusters.
-
-    Raises:
-        ConfigError: the budget cannot be read, or buys no fleet.
-    """
+def _best_for_budget(
+    flags: Namespace, deployment: Deployment, workload: Workload, utilisation: float
+) -> tuple[Day, list[Day | None]]:
+    """Return the fleet that serves most for the budget of the command line, and the same without PrfaaS clusters."""
     budget = _parse("--budget", flags.budget, NUMBER)
-    deployment, workload, utilisation = found.main.deployment, found.workload, _utilisation(flags)
-    days = [
+    day, local = (
         greatest_demand(deployment, workload, budget, utilisation=utilisation, only_local=only_local)
         for only_local in (False, True)
-    ]
-    if days[0] is None:
+    )
+    if day is None:
         raise ConfigError(f"--budget {flags.budget!r}: buys no fleet that serves a request")
-    return days
-
-
-def _utilisation(flags: Namespace) -> float:
-    kind, value = _parse("--load", flags.load, LOAD)
-    return float(value) if kind == "ratio" else 0.8
+    return day, [local]
 
 
 def _parse(flag: str, text: str, kind: ValueKind) -> Any:

@@ -77,19 +77,23 @@ def study(
     deployment: Deployment,
     workload: Workload,
     *,
+    plan: Plan | None = None,
     load: tuple[str, float] = ("ratio", 0.8),
+    hour: float | None = None,
     inferred: tuple[str, ...] = (),
 ) -> Study:
     """Return the plan for a deployment, its comparisons and bounds.
 
+    `plan` replaces the one of the greatest throughput. Egress costs its mean price, or that of `hour`.
+
     Raises:
         ConfigError: an objective cannot be met, or the deployment can serve nothing.
     """
-    plan = best_plan(deployment, workload)
+    plan = plan or best_plan(deployment, workload)
     if plan.system_throughput <= 0:
         raise ConfigError("this deployment serves nothing: it has no instance left for prefill or for decode")
     arrivals = load[1] * plan.system_throughput if load[0] == "ratio" else load[1]
-    main = _option(deployment, workload, plan, arrivals)
+    main = _option(deployment, workload, plan, arrivals, hour)
     _check_ttft(plan, deployment, workload)
     loads = LoadModel(deployment, workload)
     fractional = lp_bound(loads)
@@ -99,28 +103,28 @@ def study(
     return Study(
         workload=workload,
         arrivals_per_second=arrivals,
-        options=(main, *(_solved(compared, workload, arrivals) for compared in others)),
+        options=(main, *(_solved(compared, workload, arrivals, hour) for compared in others)),
         alone=best_plan(homogeneous(deployment, num_added=0), workload),
-        at_equal_cost=None if same_cost is None else _solved(same_cost, workload, arrivals),
+        at_equal_cost=None if same_cost is None else _solved(same_cost, workload, arrivals, hour),
         fractional=fractional,
         integer=integer,
         duals=fractional.duals(loads),
         decode=loads.decode,
         slo_rate=_slo_rate(plan, deployment, workload),
-        inferred=(*inferred, *inferred_inputs(deployment, workload)),
+        inferred=tuple(dict.fromkeys([*inferred, *inferred_inputs(deployment, workload)])),
         notes=notes(deployment, workload, plan, loads),
     )
 
 
-def _option(deployment: Deployment, workload: Workload, plan: Plan, arrivals: float) -> Option:
+def _option(deployment: Deployment, workload: Workload, plan: Plan, arrivals: float, hour: float | None) -> Option:
     free = ttft.estimate_ttft(plan, deployment, workload)
     queued = ttft.estimate_ttft(plan, deployment, workload, arrivals_per_second=arrivals)
-    egress = sum(egress_costs(deployment, plan, plan.egress_bytes_per_second or 0.0))
+    egress = sum(egress_costs(deployment, plan, plan.egress_bytes_per_second or 0.0, hour=hour))
     return Option(deployment, plan, free, queued, deployment.price_per_hour, egress)
 
 
-def _solved(deployment: Deployment, workload: Workload, arrivals: float) -> Option:
-    return _option(deployment, workload, best_plan(deployment, workload), arrivals)
+def _solved(deployment: Deployment, workload: Workload, arrivals: float, hour: float | None) -> Option:
+    return _option(deployment, workload, best_plan(deployment, workload), arrivals, hour)
 
 
 def _check_ttft(plan: Plan, deployment: Deployment, workload: Workload) -> None:

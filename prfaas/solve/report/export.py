@@ -6,14 +6,17 @@ from typing import Any
 from prfaas.errors import ConfigError
 from prfaas.model.cost.lengths import mean_tokens
 from prfaas.model.cost.workload import Workload
+from prfaas.model.planning.fleet import Day
 from prfaas.solve.study import Option, Study
 
 
-def to_json(study: Study) -> dict[str, Any]:
+def to_json(study: Study, day: Day | None = None, local: Day | None = None, *resized: Day | None) -> dict[str, Any]:
     """Return the plan as JSON. Throughputs are requests per second; TTFT is without queues; null means not applicable.
 
-    `bound` is the upper bound of the linear program, with the value of one more unit of each resource in `duals`.
+    `bound` is the upper bound of the linear program, with the value of one more unit of each resource in `duals`. The
+    fleet for a demand or a budget is `fleet`, beside PD instances alone and the fleets of the parts of the day.
     """
+    fleets = {"fleet": _fleet(day), "pd_alone": _fleet(local), "resized": [_fleet(each) for each in resized]}
     return {
         "trace": _trace(study.workload),
         "deployments": [figures(option) for option in study.options],
@@ -22,6 +25,31 @@ def to_json(study: Study) -> dict[str, Any]:
             "integer_split_system_throughput": study.integer.system_throughput,
             "duals": {name: float(value) for name, value in study.duals.items()},
         },
+    } | (fleets if day else {})
+
+
+def _fleet(day: Day | None) -> dict[str, Any] | None:
+    """Return the instances and the price of a fleet, and its plan for each part of the day; None without a fleet."""
+    if day is None:
+        return None
+    parts = [
+        {
+            "hour": demand.hour,
+            "hours": demand.hours,
+            "requests_per_second": demand.requests_per_second,
+            "threshold_tokens": part.plan.threshold_tokens,
+            "num_prefill": part.plan.num_prefill,
+            "num_decode": part.plan.num_decode,
+            "offload_ratio": part.plan.offload_ratio,
+            "egress_gbps": part.egress_bytes_per_second * 8 / 1e9,
+        }
+        for demand, part in zip(day.demands, day.parts, strict=True)
+    ]
+    return {
+        "instances": {cluster.name: cluster.num_instances for cluster in day.parts[0].deployment.clusters},
+        "cost_per_hour": day.per_hour,
+        "egress_per_hour": day.egress_per_hour,
+        "parts": parts,
     }
 
 
@@ -68,21 +96,23 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def manager_settings(study: Study) -> str:
+def manager_settings(study: Study, day: Day | None = None, *others: Day | None) -> str:
     """Return YAML for `prfaas-manager --config`: the threshold, and as comments the roles to start instances with.
 
     Raises:
-        ConfigError: the plan offloads nothing or everything, so that it has no threshold.
+        ConfigError: the plan offloads nothing or everything, or a day has several thresholds.
     """
     plan = study.main.plan
+    if day and len(day.parts) > 1:
+        raise ConfigError("--emit: the thresholds of a day differ by the hour; give --demand one rate")
     if plan.threshold_tokens is None:
         raise ConfigError("--emit: this plan has no threshold: it offloads nothing, or everything")
-    roles = "\n".join(
-        f"# {split.cluster}: {split.num_prefill:g} prefill, {split.num_decode:g} decode" for split in plan.splits
-    )
+    roles = [f"# {split.cluster}: {split.num_prefill:g} prefill, {split.num_decode:g} decode" for split in plan.splits]
+    roles += [f"# {cluster.name}: {cluster.num_instances} prefill" for cluster in study.main.deployment.prfaas]
+    lines = "\n".join(roles)
     return (
         f"# Written by prfaas-solve for {study.workload.name}.\n"
         f"# Sustains {plan.system_throughput:.3f} req/s, offloading {plan.offload_ratio:.1%} of the requests.\n"
-        f"# Instances by role:\n{roles}\n"
+        f"# Instances by role:\n{lines}\n"
         f"threshold_tokens: {plan.threshold_tokens}\n"
     )

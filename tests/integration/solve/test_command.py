@@ -99,6 +99,24 @@ def test_the_cheapest_fleet_for_a_demand_counts_its_egress(capsys: pytest.Captur
     assert "egress" in text
 
 
+def test_every_output_shows_the_fleet_that_the_demand_chose(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    demand, emitted = ("--prices", "h200=24,h20=12", "--demand", "2req/s"), tmp_path / "manager.yaml"
+    found = answer_json(capsys, *demand, "--emit", str(emitted), "--plot", str(tmp_path))
+    plan, fleet = found["deployments"][0], found["fleet"]
+    (part,) = fleet["parts"]
+    assert fleet["instances"] == {"h200": plan["num_prfaas"], "h20": part["num_prefill"] + part["num_decode"]}
+    assert found["pd_alone"]["cost_per_hour"] > fleet["cost_per_hour"] == plan["cost_per_hour"]
+    assert fleet["instances"]["h20"] == 5, "the case study has 8"
+    t = plan["threshold_tokens"]
+    assert t == part["threshold_tokens"]
+    assert f"# h200: {plan['num_prfaas']} prefill\nthreshold_tokens: {t}\n" in emitted.read_text()
+    assert f"N_p/N_d = 1/4: 2.50 req/s at t = {t}" in (tmp_path / "threshold.svg").read_text()
+    text = answer(capsys, *demand, "--explain", "--html", str(tmp_path / "plan.html"))
+    rows = [row for row in text.splitlines() if row.startswith("  threshold t, tokens")]
+    assert rows and f" {t} " in rows[0]
+    assert f"<td>{t}</td>" in (tmp_path / "plan.html").read_text()
+
+
 def test_demand_by_the_hour_and_a_budget_have_fleets(capsys: pytest.CaptureFixture[str]) -> None:
     prices = ("--prices", "h200=24,h20=12", "--egress-price", "0.005, 200/Gbps")
     day = answer(capsys, *prices, "--demand", "0.5req/s, 2req/s@8-18")
@@ -109,6 +127,9 @@ def test_demand_by_the_hour_and_a_budget_have_fleets(capsys: pytest.CaptureFixtu
         "from",
     ]
     assert "follows the demand" in day
+    found = answer_json(capsys, *prices, "--demand", "0.5req/s, 2req/s@8-18")
+    assert [part["requests_per_second"] for part in found["fleet"]["parts"]] == [2.0, 0.5, 0.5]
+    assert found["deployments"][0]["threshold_tokens"] == found["fleet"]["parts"][0]["threshold_tokens"]
     assert "for the money" in answer(capsys, *prices, "--budget", "170")
 
 
@@ -240,6 +261,7 @@ def test_plots_are_reproducible(capsys: pytest.CaptureFixture[str], tmp_path: Pa
         (["--demand", "1req/s, 2req/s@9"], "no hours"),
         (["--budget", "0.5"], "buys no fleet"),
         (["--demand", "900req/s"], "three times the instances"),
+        (["--demand", "0.5req/s, 2req/s@8-18", "--emit", "/dev/null"], "differ by the hour"),
         (["--deployment", "nowhere.yaml"], "nowhere.yaml"),
         (["--emit", "/nonexistent/file"], "/nonexistent/file"),
     ],
