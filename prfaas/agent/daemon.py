@@ -266,6 +266,8 @@ class Agent:
             now = time.monotonic()
             self._inbound.expire(now)
             self._prefix_store.expire(now)
+            for instance in self._reporter.silent_engines() if self._reporter else ():
+                self._outbound.engine_silent(instance, seconds=self._config.silence_seconds)
             for link in self._links.take_idle(now):
                 asyncio.get_running_loop().run_in_executor(None, link.close)
             if self._ssd is not None:

@@ -178,6 +178,10 @@ class NodeReporter:
             raise RemoteProtocolError("malformed", f"{promise.found_tokens} tokens of {promise.predicted_tokens}")
         self.reporter.note_promise(predicted_tokens=promise.predicted_tokens, found_tokens=promise.found_tokens)
 
+    def silent_engines(self) -> list[InstanceId]:
+        """Return the engines that answer no health checks."""
+        return [load.instance for load in self._loads.current() if load.is_silent]
+
     def figures(self) -> Figures:
         """Return the figures of links and engines; rates count from the previous call."""
         links = list(self._link_stats())

@@ -1,5 +1,6 @@
 """Outbound transfers: from an engine's layers in their slots to bytes that the peer has acknowledged."""
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -84,6 +85,7 @@ class OutboundTransfers:
         self._handles = handles
         self._by_id: dict[TransferId, OutboundTransfer] = {}
         self._by_handle: dict[int, OutboundTransfer] = {}
+        self._heard_at: dict[str, float] = {}  # Monotonic time of the latest ring entry of each instance.
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -158,6 +160,7 @@ class OutboundTransfers:
 
     def on_ring(self, worker: EngineConnection, entry: RingEntry) -> None:
         """Take a worker's ring entry. Entries of other engines' transfers are ignored."""
+        self._heard_at[worker.instance] = time.monotonic()
         if entry.kind is EntryKind.SCHEDULER_REATTACHED:
             for transfer in [t for t in self._by_id.values() if t.engine.session < entry.handle]:
                 self._rank_done(transfer, worker)
@@ -200,6 +203,14 @@ class OutboundTransfers:
             transfer.cancel_if_incomplete("the sending engine is gone")
             transfer.is_engine_done = transfer.is_engine_done or is_last
             self._maybe_end(transfer)
+
+    def engine_silent(self, instance: str, *, seconds: float) -> None:
+        """Cancel the incomplete transfers of an engine that answers no health checks and has written nothing for so long."""
+        if time.monotonic() - self._heard_at.get(instance, 0.0) < seconds:
+            return
+        for transfer in self._by_id.values():
+            if transfer.engine.instance == instance:
+                transfer.cancel_if_incomplete("the sending engine does not answer")
 
     # Events of the link
 

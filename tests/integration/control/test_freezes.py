@@ -1,12 +1,14 @@
 """Each process is frozen under load, as a stalled machine or heavy swapping freezes it: no request waits for it for long."""
 
 import asyncio
+import contextlib
 import itertools
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -15,7 +17,7 @@ from prfaas.manager.record.cluster_writer import RELOAD
 from prfaas.types import ClusterName
 from tests.support.open_loop import Answer, OpenLoop
 from tests.support.paused_process import paused, resume, stop
-from tests.support.process_deployment import REQUEST_SECONDS
+from tests.support.process_deployment import REQUEST_SECONDS, ask, client, fresh_prompt
 from tests.support.replicated_deployment import ROLES, ReplicatedDeployment, T, running_replicated, until_sums_agree
 from tests.support.waiting import until
 from tools.demo.client import get_json
@@ -135,6 +137,20 @@ async def test_a_request_waits_seconds_for_a_frozen_agent_or_engine(site: Replic
     await until_sums_agree(site)
     assert harm.num_failed == 0
     assert harm.worst_added_seconds <= MAX_ADDED_SECONDS
+
+
+@pytest.mark.timeout(300)
+async def test_a_long_prompt_does_not_wait_for_a_frozen_prefill_engine(tmp_path: Path) -> None:
+    """A local prefill takes 60 s, so the decode engine itself would wait 18 s for the next byte."""
+    flags = ["--prefill-seconds-per-token=0.06"]
+    with running_replicated(tmp_path, engine_flags=flags) as site, contextlib.ExitStack() as frozen:
+        async with client() as session:
+            asking = asyncio.create_task(ask(session, site.router_url, fresh_prompt(1000)))
+            await asyncio.sleep(0.5)
+            for instance in ("e0/0", "e1/0"):
+                frozen.enter_context(paused(site.engines[instance].process.pid))
+            await until(lambda: "incomplete" in site.transfer_ends("received").values(), seconds=12, what="the end")
+            asking.cancel()
 
 
 @pytest.mark.soak
