@@ -55,9 +55,12 @@ class HedgeDecision:
 def remaining_seconds(progress: InboundProgress) -> float:
     """Return the predicted time until all bytes have arrived.
 
-    Before the first byte, a wait is expected to last as long again as it has lasted. Later, the mean rate since the first
-    byte holds, unless the transfer pauses.
+    A sender opens its transfer as soon as its engine has the request, so a transfer that is not open pauses. Then, until
+    the first byte, a wait is expected to last as long again as it has lasted. Later, the mean rate since the first byte
+    holds, unless the transfer pauses.
     """
+    if not progress.total_bytes:
+        return PAUSE_FACTOR * progress.waited_seconds
     arrived_bytes = progress.total_bytes - progress.missing_bytes
     if not arrived_bytes:
         return progress.waited_seconds

@@ -237,12 +237,15 @@ class LegClient:
     async def both(self, prefill: asyncio.Task[Any], decode: asyncio.Task[EngineResponse]) -> EngineResponse:
         """Return the response to the decode leg. A leg that fails before the response's first byte ends the other leg.
 
+        A silent prefill engine does not end the decode leg: the decode engine notices that no KV comes, and may already
+        compute the prompt.
+
         Raises:
             LegFailed: one of the legs failed.
         """
         try:
             await asyncio.wait((prefill, decode), return_when=asyncio.FIRST_COMPLETED)
-            if not decode.done():
+            if not decode.done() and not _is_silent(prefill):
                 prefill.result()
             response = await decode
         except BaseException:
@@ -310,6 +313,11 @@ def _translate(
         if not is_rejection:
             instance.failed_leg(failure.reason)
     return failure
+
+
+def _is_silent(prefill: asyncio.Task[Any]) -> bool:
+    error = prefill.exception()
+    return isinstance(error, LegFailed) and error.reason == _SILENT["prefill"]
 
 
 async def _cancel(leg: asyncio.Task[Any]) -> None:

@@ -195,7 +195,9 @@ class Transfers:
 
     def progress(self, request: SimulatedRequest, *, waited_seconds: float) -> InboundProgress:
         """Return what has arrived of a request's KV."""
-        started_at, total_bytes, unsent_bytes = self._active.get(request, (self._timeline.now, 0.0, 0.0))
+        is_open = waited_seconds > self._egress.down_seconds
+        unknown = self._timeline.now, float(is_open), float(is_open)
+        started_at, total_bytes, unsent_bytes = self._active.get(request, unknown)
         missing_bytes = unsent_bytes + self._egress.bytes_left(request)
         flowing_seconds = self._timeline.now - started_at
         paused_seconds = waited_seconds if missing_bytes >= total_bytes else self._egress.down_seconds
