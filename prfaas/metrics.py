@@ -219,6 +219,9 @@ MANAGER_NEEDED_INSTANCES = Gauge(
     "Instances of the cheapest fleet that serves the measured arrivals; absent while unknown.",
     ("cluster", "role"),
 )
+FAILED_REPLAYS = Counter(
+    "prfaas_manager_failed_replays", "Plans that the twin could not check: timeout, killed, failed.", ("reason",)
+)
 RESOURCE_VALUE = Gauge(
     "prfaas_manager_resource_value",
     "Requests per second that one more unit adds to what the deployment sustains: instance:CLUSTER, gbps:SOURCE->TARGET.",

@@ -29,7 +29,7 @@ def needed_instances(
             prfaas=tuple([replace(cluster, price_per_hour=1.0) for cluster in deployment.prfaas]),
             pd=tuple([replace(cluster, price_per_hour=1.0) for cluster in deployment.pd]),
         )
-    largest = _sized(deployment, {cluster.name: cluster.num_instances for cluster in deployment.clusters})
+    largest = sized(deployment, {cluster.name: cluster.num_instances for cluster in deployment.clusters})
     fleet, plan = _fleet(largest, workload, Demand(arrivals_per_second))
     needed = {cluster.name: {"prefill": 0} for cluster in deployment.prfaas}
     needed |= {cluster.name: {"prefill": cluster.num_instances} for cluster in fleet.prfaas}
@@ -62,13 +62,13 @@ def _without_spares(largest: Deployment, workload: Workload, demand: Demand, ord
     pd = {cluster.name for cluster in largest.pd}
 
     def sustains(name: str, count: int) -> bool:
-        plan = best_plan(_sized(largest, {**counts, name: count}), workload)
+        plan = best_plan(sized(largest, {**counts, name: count}), workload)
         return plan.system_throughput >= demand.capacity
 
     for name in order:
         choices = range(1 if name in pd else 0, counts[name])
         counts[name] = choices.start + bisect_left(choices, True, key=partial(sustains, name))
-    return _sized(largest, counts)
+    return sized(largest, counts)
 
 
 def _serves(fleet: Deployment, plan: Plan, workload: Workload, demand: Demand) -> bool:
@@ -80,10 +80,10 @@ def _grown(fleet: Deployment, name: str, largest: Deployment) -> Deployment | No
     counts = {cluster.name: 0 for cluster in largest.clusters}
     counts |= {cluster.name: cluster.num_instances for cluster in fleet.clusters}
     limit = next(cluster.num_instances for cluster in largest.clusters if cluster.name == name)
-    return _sized(largest, {**counts, name: counts[name] + 1}) if counts[name] < limit else None
+    return sized(largest, {**counts, name: counts[name] + 1}) if counts[name] < limit else None
 
 
-def _sized(deployment: Deployment, counts: Mapping[str, int]) -> Deployment:
+def sized(deployment: Deployment, counts: Mapping[str, int]) -> Deployment:
     """Return the deployment with these numbers of instances and free splits. Empty PrfaaS clusters have no paths."""
     prfaas = tuple([replace(item, num_instances=counts[item.name]) for item in deployment.prfaas if counts[item.name]])
     pd = tuple([replace(item, num_instances=counts[item.name], num_prefill=None) for item in deployment.pd])

@@ -9,25 +9,19 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from statistics import fmean
 
 import numpy as np
 
-from prfaas import logs
+from prfaas import logs, metrics
 from prfaas.errors import ConfigError
 from prfaas.manager.config import ManagerConfig
 from prfaas.manager.planning.demand import needed_instances
 from prfaas.manager.planning.paths import Paths
-from prfaas.manager.planning.replay import (
-    REPLAY_SECONDS,
-    drawn_requests,
-    guarded_need,
-    replayed_seconds,
-    sampled_requests,
-)
+from prfaas.manager.planning.replay import REPLAY_SECONDS, Replay, Verdict, drawn_requests, sampled_requests
+from prfaas.manager.planning.replay_process import ReplayFailed, run_in_child
 from prfaas.manager.planning.role_changes import MIN_GAIN_RATIO, RoleAssignment, RoleChanges
 from prfaas.manager.state.traffic import MIN_REQUESTS, Traffic, likely_output_tokens
 from prfaas.manager.state.world import OFFLOAD_NOTHING, ThresholdPlan, World
@@ -218,16 +212,22 @@ class Planner:
             local_ttft = _mean_ttft_seconds(local, _all_local(deployment), workload, arrivals)
             listed = replace(self._deployment, paths=tuple(links_with(inputs.rates, self._deployment)))
             asked = await asyncio.to_thread(needed_instances, listed, workload, arrivals)
-            requests = self._requests_to_replay(workload, arrivals)
-            earlier = self._world.plan.needed_instances if self._world.plan else {}
-            needed = await asyncio.to_thread(guarded_need, asked, earlier, listed, workload, requests)
             best_now = await asyncio.to_thread(at_price, best, _free(deployment), workload)
-            replayed = await asyncio.to_thread(_replayed, deployment, workload, plan, best_now, requests)
             values = await asyncio.to_thread(_resource_values, _free(deployment), workload)
             self._max_batches = {pd.name: decode_capacity(pd, deployment, workload).max_batch for pd in deployment.pd}
         except (ConfigError, ValueError, ArithmeticError) as error:
             _log.warning("plan.solve_failed", error=str(error))
             return
+        earlier = self._world.plan
+        replay = Replay(
+            self._requests_to_replay(workload, arrivals),
+            workload,
+            listed,
+            asked,
+            earlier.needed_instances if earlier else {},
+            _compared_splits((deployment, plan), (_free(deployment), best_now)),
+        )
+        verdict, failure = await _confirmed(replay)
         before = self._world.plan
         threshold = _threshold(plan, has_prfaas=bool(deployment.prfaas))
         if before is not None and not has_new_prices and _are_close(threshold, before.threshold_tokens):
@@ -248,12 +248,13 @@ class Planner:
             draining=roles.draining,
             arrivals_per_second=arrivals,
             ttft_seconds=ttft,
-            needed_instances=needed,
+            needed_instances=verdict.needed_instances,
             cause=cause,
             routes=plan.routes,
             all_local_requests_per_second=local.system_throughput,
             all_local_ttft_seconds=local_ttft,
-            replayed_ttft_seconds=replayed,
+            replayed_ttft_seconds=verdict.ttft_seconds,
+            replay_failure=failure,
             resource_values=values,
         )
         self._adopt()
@@ -289,13 +290,15 @@ class Planner:
         source = f"measured: {len(requests)} requests of the last {seconds:.0f} s"
         return Workload("measured", lengths, with_context(output, lengths)), source
 
-    def _requests_to_replay(self, workload: Workload, arrivals_per_second: float) -> list[SimulatedRequest]:
-        """Return the requests of the last hour; with policy `decode` managers see only the long ones."""
+    def _requests_to_replay(
+        self, workload: Workload, arrivals_per_second: float
+    ) -> Callable[[], list[SimulatedRequest]] | None:
+        """Return how to make the requests of the last hour; with policy `decode` managers see only the long ones."""
         now = self._clock()
         samples = self._traffic.within(REPLAY_SECONDS, now)
-        if self._config.local_policy == "decode" or len(samples) < MIN_REQUESTS:
-            return drawn_requests(workload, arrivals_per_second)
-        return sampled_requests(samples, workload, seen_ratio=self._traffic.seen_ratio(now))
+        if self._config.local_policy != "decode" and len(samples) >= MIN_REQUESTS:
+            return partial(sampled_requests, samples, workload, seen_ratio=self._traffic.seen_ratio(now))
+        return partial(drawn_requests, workload, arrivals_per_second) if arrivals_per_second else None
 
     def _sources(self, inputs: _Inputs, lengths: str) -> dict[str, str]:
         measured = ", ".join(f"{source} to {target}" for source, target, _ in inputs.rates)
@@ -360,19 +363,24 @@ def _resource_values(deployment: Deployment, workload: Workload) -> dict[str, fl
     return lp_bound(loads).duals(loads)
 
 
-def _replayed(
-    deployment: Deployment, workload: Workload, present: Plan, best: Plan, requests: Sequence[SimulatedRequest]
-) -> tuple[float | None, float | None] | None:
-    """Return the mean TTFT of recent requests under both plans; None unless the best splits are to be compared."""
-    has_gain = best.system_throughput >= present.system_throughput * (1 + MIN_GAIN_RATIO)
-    if not requests or not has_gain or _splits(present) == _splits(best):
-        return None
-    means = [
-        fmean(replayed_seconds(variant, workload, plan, requests))
-        for variant, plan in ((deployment, present), (_free(deployment), best))
-    ]
-    before, after = (mean if math.isfinite(mean) else None for mean in means)
-    return before, after
+def _compared_splits(
+    present: tuple[Deployment, Plan], best: tuple[Deployment, Plan]
+) -> tuple[tuple[Deployment, Plan], ...]:
+    """Return both, or nothing unless the best splits sustain much more."""
+    has_gain = best[1].system_throughput >= present[1].system_throughput * (1 + MIN_GAIN_RATIO)
+    return (present, best) if has_gain and _splits(present[1]) != _splits(best[1]) else ()
+
+
+async def _confirmed(replay: Replay) -> tuple[Verdict, str]:
+    """Return the verdict of the twin, and why there is none. Then the need does not shrink and no split is better."""
+    if not replay.is_due:
+        return Verdict(replay.needed), ""
+    try:
+        return await run_in_child(replay), ""
+    except ReplayFailed as failure:
+        metrics.FAILED_REPLAYS.labels(reason=failure.reason).inc()
+        _log.warning("plan.replay_failed", reason=failure.reason, error=str(failure))
+        return Verdict(replay.without_fewer()), f"{failure.reason}: {failure}"
 
 
 def served_tenants(tenants: Iterable[TenantShare], pd: Collection[PdCluster]) -> tuple[TenantShare, ...]:

@@ -1,10 +1,13 @@
 """Replay of the last hour in the twin. A plan's better fleet or split counts only if the twin gains by it too."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
 
 import numpy as np
 
+from prfaas.manager.planning.demand import sized
 from prfaas.manager.state.traffic import RequestSample
 from prfaas.model.cost.workload import Workload
 from prfaas.model.deployment import Deployment
@@ -42,14 +45,12 @@ def sampled_requests(
 
 
 def drawn_requests(workload: Workload, arrivals_per_second: float) -> list[SimulatedRequest]:
-    """Return requests of the workload, for managers that see only some kinds of requests; none without arrivals."""
-    if not arrivals_per_second:
-        return []
+    """Return requests of the workload, for managers that see only some kinds of requests."""
     return draw_requests(workload, "poisson", count=_NUM_DRAWN, rate=arrivals_per_second, seed=0)
 
 
 def replayed_seconds(
-    deployment: Deployment, workload: Workload, plan: Plan, requests: Sequence[SimulatedRequest]
+    deployment: Deployment, plan: Plan, workload: Workload, requests: Sequence[SimulatedRequest]
 ) -> list[float]:
     """Return the TTFT of each request under a plan.
 
@@ -65,42 +66,67 @@ def replayed_seconds(
     return [request.ttft for request in twin.requests]
 
 
-def guarded_need(
-    needed: Needed, before: Needed, listed: Deployment, workload: Workload, requests: Sequence[SimulatedRequest]
-) -> Needed:
-    """Return the needed instances, but no fewer than before if the twin would miss the TTFT objective with them."""
-    fewer = any(
-        count < before.get(name, {}).get(role, 0) for name, group in needed.items() for role, count in group.items()
-    )
-    objectives = listed.objectives
-    if not fewer or not requests or objectives.ttft_seconds is None:
-        return needed
-    fleet = _fleet(listed, needed)
-    seconds = replayed_seconds(fleet, workload, best_plan(fleet, workload), requests)
-    if float(np.quantile(seconds, objectives.ttft_quantile)) <= objectives.ttft_seconds:
-        return needed
-    return {
-        name: {role: max(count, before.get(name, {}).get(role, 0)) for role, count in group.items()}
-        for name, group in needed.items()
-    }
+@dataclass(frozen=True)
+class Verdict:
+    """Needed instances after the replay, and the mean TTFT with the present and with the best splits.
+
+    None stands for splits that were not compared, or under which the queues have no end.
+    """
+
+    needed_instances: Needed
+    ttft_seconds: tuple[float | None, float | None] | None = None
+
+
+@dataclass(frozen=True)
+class Replay:
+    """Parts of a plan that the twin must confirm with recent `requests`, if there are any; picklable.
+
+    These are fewer `needed` instances than `before`, out of those `listed`, and better splits than the present ones.
+    """
+
+    requests: Callable[[], Sequence[SimulatedRequest]] | None
+    workload: Workload
+    listed: Deployment
+    needed: Needed
+    before: Needed
+    splits: tuple[tuple[Deployment, Plan], ...] = ()  # Present and best; empty if they are not compared.
+
+    @property
+    def is_due(self) -> bool:
+        return self.requests is not None and (bool(self.splits) or self._shrinks)
+
+    @property
+    def _shrinks(self) -> bool:
+        return self.listed.objectives.ttft_seconds is not None and self.needed != self.without_fewer()
+
+    def without_fewer(self) -> Needed:
+        """Return the needed instances, but no fewer than before."""
+        return {
+            name: {role: max(count, self.before.get(name, {}).get(role, 0)) for role, count in group.items()}
+            for name, group in self.needed.items()
+        }
+
+    def run(self) -> Verdict:
+        """Return the verdict of the twin.
+
+        Raises:
+            ConfigError: the twin cannot run this deployment.
+        """
+        requests = self.requests() if self.requests else ()
+        means = [fmean(replayed_seconds(*variant, self.workload, requests)) for variant in self.splits]
+        finite = [mean if math.isfinite(mean) else None for mean in means]
+        needed = self.without_fewer() if self._shrinks and self._is_late(requests) else self.needed
+        return Verdict(needed, (finite[0], finite[1]) if finite else None)
+
+    def _is_late(self, requests: Sequence[SimulatedRequest]) -> bool:
+        """Return whether the needed instances would miss the TTFT objective."""
+        fleet, objectives = _fleet(self.listed, self.needed), self.listed.objectives
+        seconds = replayed_seconds(fleet, best_plan(fleet, self.workload), self.workload, requests)
+        return not float(np.quantile(seconds, objectives.ttft_quantile)) <= (objectives.ttft_seconds or math.inf)
 
 
 def _fleet(listed: Deployment, needed: Needed) -> Deployment:
-    """Return the listed deployment with these instances; PrfaaS clusters without any are left out."""
-    prfaas = tuple(
-        [
-            replace(cluster, num_instances=needed[cluster.name]["prefill"])
-            for cluster in listed.prfaas
-            if needed[cluster.name]["prefill"]
-        ]
-    )
-    pd = tuple(
-        [
-            replace(
-                cluster, num_instances=sum(needed[cluster.name].values()), num_prefill=needed[cluster.name]["prefill"]
-            )
-            for cluster in listed.pd
-        ]
-    )
-    kept = {cluster.name for cluster in prfaas}
-    return replace(listed, prfaas=prfaas, pd=pd, paths=tuple([path for path in listed.paths if path.source in kept]))
+    """Return the listed deployment with these instances."""
+    fleet = sized(listed, {name: sum(group.values()) for name, group in needed.items()})
+    pd = tuple([replace(cluster, num_prefill=needed[cluster.name]["prefill"]) for cluster in fleet.pd])
+    return replace(fleet, pd=pd)

@@ -74,6 +74,7 @@ class ThresholdPlan:
     resource_values: Mapping[str, float] = field(default_factory=dict)
     # Mean TTFT of the last hour in the twin with the present and with the best splits; None where nothing is answered.
     replayed_ttft_seconds: tuple[float | None, float | None] | None = None
+    replay_failure: str = ""  # Why the twin could not confirm a better split or a smaller fleet; empty if it could.
 
     @property
     def split_gain_ratio(self) -> float:

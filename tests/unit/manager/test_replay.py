@@ -1,12 +1,13 @@
 """Replay of recent requests in the twin before a plan's better split or smaller fleet counts."""
 
 from dataclasses import replace
+from functools import partial
 from statistics import fmean
 
 import pytest
 
 from prfaas.manager.planning.demand import needed_instances
-from prfaas.manager.planning.replay import drawn_requests, guarded_need, replayed_seconds, sampled_requests
+from prfaas.manager.planning.replay import Replay, drawn_requests, replayed_seconds, sampled_requests
 from prfaas.manager.state.traffic import MAX_REQUESTS, RequestSample, Traffic
 from prfaas.manager.state.world import ThresholdPlan
 from prfaas.model.planning.planner import best_plan
@@ -30,11 +31,14 @@ def test_smaller_fleet_is_withheld_while_the_last_hour_would_miss_the_objective_
     listed = replace(listed, objectives=replace(listed.objectives, ttft_seconds=12.0))
     before, fewer = needed_instances(listed, traffic, 2.4), needed_instances(listed, traffic, 0.8)
     assert sum(fewer["h20"].values()) < sum(before["h20"].values())
-    calm, busy = drawn_requests(traffic, 0.8), drawn_requests(traffic, 2.4)
-    assert guarded_need(fewer, before, listed, traffic, calm) == fewer
-    assert guarded_need(fewer, before, listed, traffic, busy) == before
-    assert guarded_need(before, fewer, listed, traffic, busy) == before, "a larger fleet is never withheld"
-    assert drawn_requests(traffic, 0.0) == []
+    for arrivals, needed, earlier, expected in (
+        (0.8, fewer, before, fewer),
+        (2.4, fewer, before, before),
+        (2.4, before, fewer, before),  # A larger fleet is never withheld.
+    ):
+        replay = Replay(partial(drawn_requests, traffic, arrivals), traffic, listed, needed, earlier)
+        assert replay.is_due == (needed is fewer)
+        assert replay.run().needed_instances == expected
 
 
 def test_second_region_is_replayed_with_its_instances() -> None:
@@ -43,7 +47,7 @@ def test_second_region_is_replayed_with_its_instances() -> None:
     both = replace(listed, prfaas=(prfaas, replace(prfaas, name="far")), pd=(pd, replace(pd, name="north")))
     requests = drawn_requests(traffic, 2.4)[:500]
     alone, both_regions = (
-        fmean(replayed_seconds(variant, traffic, best_plan(variant, traffic), requests)) for variant in (listed, both)
+        fmean(replayed_seconds(variant, best_plan(variant, traffic), traffic, requests)) for variant in (listed, both)
     )
     assert both_regions < alone
 
