@@ -49,7 +49,7 @@ def outcome(case: Case) -> Outcome:
     (pd,) = deployment.pd
     speeds = modelled_speeds() if case.shared else None
     if speeds:
-        pd = replace(pd, shared_instances=pd.num_instances, overlap=speeds.overlap)
+        pd = replace(pd, shared_instances=pd.num_instances, frontier=speeds.frontier)
     deployment = replace(deployment, pd=(pd,), objectives=objectives)
     plan = best_plan(deployment, setup.workload)
     threshold = round(case.threshold_ratio * threshold_tokens(plan))

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from prfaas.scheduler.colocation import Partition
+from prfaas.model.cost.colocation import Partition
 
 Cores = tuple[int, ...]
 

@@ -3,12 +3,9 @@
 from dataclasses import dataclass
 
 from prfaas.colocate.cores import Cores, split
-from prfaas.model.cost.colocation import ShareTable
-from prfaas.scheduler.colocation import OVERALLOCATED, Partition, PartitionState, SharingPolicy, StepLoad, next_sharing
+from prfaas.model.cost.colocation import OVERALLOCATED, Partition, ShareTable
+from prfaas.scheduler.colocation import PartitionState, SharingPolicy, StepLoad, next_sharing, pause_seconds
 
-# Decode waits between steps for this part of its SLO at most: the rest is for steps that take longer than the last ones.
-_PACE = 0.8
-_MIN_PAUSE_SECONDS = 0.003  # A shorter one costs more than it gains.
 # Without a profile nothing is known about shares. Two teams on the same cores wait for each other, so each gets half.
 _EVEN = ShareTable((0.5,), (1,), ((0.0,),), (float("inf"),))
 
@@ -43,9 +40,9 @@ class PartitionManager:
         self._cores = cores
         self._pinned = _pinned(settings.decode_share)
         self._table = settings.table or _EVEN
-        self._policy = SharingPolicy(settings.itl_slo_seconds)
+        is_paced = settings.table is not None and not self._pinned
+        self._policy = SharingPolicy(settings.itl_slo_seconds, is_paced=is_paced)
         self._state = PartitionState(self._pinned or OVERALLOCATED)
-        self._paced_seconds = _PACE * settings.itl_slo_seconds if settings.table and not self._pinned else 0.0
         self._decode_spreads = settings.decode_spreads
         self._prefill_busy = False
 
@@ -59,10 +56,7 @@ class PartitionManager:
         return split(self._state.partition, self._cores)
 
     def pause_seconds(self, step_seconds: float, waited_seconds: float) -> float:
-        """Return how long decode may still wait before a step of `step_seconds`. Prefill has all cores meanwhile.
-
-        Few cores make coarse shares. A pause gives prefill what decode's least share leaves of the SLO.
-        """
-        pause = self._paced_seconds - step_seconds - waited_seconds
-        is_shared = self._prefill_busy and self._state.partition.is_split
-        return pause if is_shared and pause >= _MIN_PAUSE_SECONDS else 0.0
+        """Return how long decode may still wait before a step of `step_seconds`. Prefill has all cores meanwhile."""
+        if not self._prefill_busy:
+            return 0.0
+        return pause_seconds(self._state.partition, step_seconds, waited_seconds, policy=self._policy)

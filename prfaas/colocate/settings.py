@@ -1,8 +1,6 @@
 """Keys of `kv_connector_extra_config` that `prfaas-colocate serve` writes for its connector."""
 
-import math
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +29,7 @@ def read(keys: Mapping[str, Any]) -> tuple[PartitionSettings, dict[str, Any]]:
     if not keys["profile"]:
         return PartitionSettings(**keys["partition"]), keys["agent"]
     profile = Path(keys["profile"])
-    table = _share_table(profile)
+    table = read_colocation(profile)
     return PartitionSettings(**keys["partition"], table=table, decode_spreads=_spreads(profile, table)), keys["agent"]
 
 
@@ -42,15 +40,3 @@ def _spreads(profile: Path, table: ShareTable) -> bool:
     return not alone.keys() & steps.keys() or any(
         alone[batch] < _GAIN * min(steps[batch]) for batch in alone.keys() & steps.keys()
     )
-
-
-def _share_table(profile: Path) -> ShareTable:
-    """Return decode steps by share, without over-allocation where any share of its own prefills faster.
-
-    So it is on few cores, where two teams of threads wait for each other.
-    """
-    measured, table = read_colocation(profile)
-    slowest = max((point.seconds for point in measured.prefill if point.share < 1.0), default=math.inf)
-    if all(point.seconds <= slowest for point in measured.prefill if point.share == 1.0):
-        return table
-    return replace(table, overallocated_seconds=(math.inf,) * len(table.batches))

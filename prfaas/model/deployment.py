@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 
+from prfaas.model.cost.colocation import Line
 from prfaas.model.cost.egress_price import EgressPrice
 from prfaas.model.cost.profile import Profile
 from prfaas.model.kv.geometry import Geometry
@@ -29,8 +30,8 @@ class PrfaasCluster:
 class PdCluster:
     """Cluster that prefills and decodes; the price is of one instance, with power and carbon.
 
-    `num_prefill` fixes N_p; None leaves it to the solver. `shared_instances` may prefill and decode at once, as in
-    RAPID-Serve: the shares a, b ≤ 1 of both roles satisfy a + b ≤ 1 + `overlap`, and N_p need not be whole.
+    `num_prefill` fixes N_p; None leaves it to the solver. `shared_instances` prefill and decode at once, as in
+    RAPID-Serve: the speeds of both lie below `frontier`, and N_p need not be whole.
     """
 
     name: str
@@ -38,19 +39,10 @@ class PdCluster:
     num_instances: int
     num_prefill: int | None = None
     shared_instances: int = 0
-    overlap: float = 0.0
+    frontier: Line = ((0.0, 1.0), (1.0, 0.0))
     price_per_hour: float | None = None
     kilowatts: float = 0.0
     carbon_per_kwh: float = 0.0
-
-    @property
-    def roles(self) -> float:
-        """Return N plus the gain from sharing, in full roles."""
-        return self.num_instances + self.overlap * self.shared_instances
-
-    def num_decode(self, num_prefill: float) -> float:
-        """Return the N_d that goes with an N_p."""
-        return min(float(self.num_instances), self.roles - num_prefill)
 
 
 @dataclass(frozen=True)

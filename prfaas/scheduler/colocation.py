@@ -7,7 +7,11 @@ Decode gets a larger share at once. It gets a smaller one after `dwell_steps` st
 
 from dataclasses import dataclass
 
-from prfaas.model.cost.colocation import ShareTable
+from prfaas.model.cost.colocation import OVERALLOCATED, Partition, ShareTable
+
+# Decode waits between steps for this part of its SLO at most: the rest is for steps that take longer than the last ones.
+_PACE = 0.8
+_MIN_PAUSE_SECONDS = 0.003  # A shorter one costs more than it gains.
 
 
 @dataclass(frozen=True)
@@ -19,26 +23,15 @@ class StepLoad:
 
 
 @dataclass(frozen=True)
-class Partition:
-    """Share of the compute units that each side may use. Both 1.0 is over-allocation, 0.0 is an idle side."""
-
-    decode_share: float
-    prefill_share: float
-
-    @property
-    def is_split(self) -> bool:
-        return 0 < self.decode_share < 1 and 0 < self.prefill_share < 1
-
-
-OVERALLOCATED = Partition(1.0, 1.0)
-
-
-@dataclass(frozen=True)
 class SharingPolicy:
-    """Bound of one decode step, and the number of steps that must allow a smaller decode share before it is used."""
+    """Bound of one decode step, and the number of steps that must allow a smaller decode share before it is used.
+
+    If `is_paced`, decode waits between steps while it is faster than its bound.
+    """
 
     itl_slo_seconds: float
     dwell_steps: int = 16
+    is_paced: bool = False
 
 
 @dataclass(frozen=True)
@@ -76,6 +69,17 @@ def next_sharing(
     if sharing.relaxed_steps + 1 >= policy.dwell_steps:
         return PartitionState(wanted)
     return PartitionState(held, sharing.relaxed_steps + 1)
+
+
+def pause_seconds(
+    partition: Partition, step_seconds: float, waited_seconds: float = 0.0, *, policy: SharingPolicy
+) -> float:
+    """Return how long decode may still wait before a step beside a prefill, which has the whole device meanwhile.
+
+    A device with few shares gives prefill what decode's least share leaves of the SLO.
+    """
+    pause = _PACE * policy.itl_slo_seconds - step_seconds - waited_seconds
+    return pause if policy.is_paced and partition.is_split and pause >= _MIN_PAUSE_SECONDS else 0.0
 
 
 def _relaxes(held: Partition, wanted: Partition) -> bool:

@@ -10,6 +10,7 @@ from typing import cast
 
 from prfaas.errors import ConfigError
 from prfaas.model.capacity.decoding import decode_capacity
+from prfaas.model.cost.colocation import SharingSpeeds
 from prfaas.model.cost.workload import Workload
 from prfaas.model.deployment import Deployment, PdCluster
 from prfaas.model.planning.egress_threshold import at_egress_price
@@ -24,24 +25,30 @@ from prfaas.sim.model.engine import InstanceSpec
 from prfaas.sim.model.faults import PlannedEvents
 from prfaas.sim.model.policies import PolicyRules
 from prfaas.sim.model.prefix_cache import CacheRules
-from prfaas.sim.model.sharing import SharingSpec, SharingSpeeds, modelled_speeds, read_sharing
+from prfaas.sim.model.sharing import SharingSpec, modelled_speeds
 from prfaas.sim.scenario import Scenario
 from prfaas.sim.twin import DEFAULT_CACHE_BLOCKS, FollowUp, NetworkSpec, RoutingRules, SimulatedNode, Twin, Watch
+from prfaas.solve.files.profile_file import read_profile
 from prfaas.types import AgentName, ClusterKind, ClusterName, InstanceId, InstanceRole, LocalPolicy
 
 _LONGER_THAN_ANY = 1 << 62
 _HEDGE_SECONDS = 2.0  # Default of the connector's `silence_seconds`.
 
 
-def sharing_speeds(scenario: Scenario) -> SharingSpeeds | None:
-    """Return the speeds on shared devices, or None: measured if the scenario names a profile, else RAPID-Serve's.
+def sharing_speeds(scenario: Scenario, pd: PdCluster) -> SharingSpeeds | None:
+    """Return the speeds on shared devices, or None: measured if there is a profile of them, else RAPID-Serve's.
 
     Raises:
-        ConfigError: as in `read_sharing`.
+        ConfigError: the profile cannot be read, or nothing was measured on a shared device.
     """
     if not scenario.shared:
         return None
-    return modelled_speeds() if scenario.sharing_profile is None else read_sharing(scenario.sharing_profile)
+    if scenario.sharing_profile is None:
+        return pd.profile.sharing or modelled_speeds()
+    speeds = read_profile(scenario.sharing_profile).sharing
+    if speeds is None:
+        raise ConfigError(f"{scenario.sharing_profile}: needs steps of decode alone, and colocation")
+    return speeds
 
 
 def threshold_tokens(plan: Plan) -> int:
@@ -155,20 +162,23 @@ def refuse_longer_than_memory(twin: Twin, longest_tokens: int) -> None:
 
 
 def _nodes(deployment: Deployment, workload: Workload, plan: Plan, scenario: Scenario) -> Iterator[SimulatedNode]:
-    tokens, speeds = scenario.cache_tokens, sharing_speeds(scenario)
+    tokens = scenario.cache_tokens
     cache_blocks = DEFAULT_CACHE_BLOCKS if tokens is None else tokens // scenario.block_tokens
     for cluster in deployment.prfaas:
         spec = InstanceSpec(cluster.profile.prefill, None)
         for index in range(cluster.num_instances):
             yield SimulatedNode(_state(cluster.name, "prfaas", index, "prefill"), spec, cache_blocks)
     for pd, split in zip(deployment.pd, plan.splits, strict=True):
+        speeds = sharing_speeds(scenario, pd)
         spec = _pd_spec(pd, deployment, workload, scenario, speeds)
+        is_measured = scenario.sharing_profile is not None or pd.profile.sharing is not None
+        policy = SharingPolicy(1.0 / deployment.objectives.decode_tokens_per_second, is_paced=is_measured)
         num_prefill = round(split.num_prefill)
         for index in range(pd.num_instances):
             role: InstanceRole = "prefill" if index < num_prefill else "decode"
             sharing = None
             if speeds is not None:
-                role, policy = "both", SharingPolicy(1.0 / deployment.objectives.decode_tokens_per_second)
+                role = "both"
                 sharing = SharingSpec(policy, speeds, workload.output.mean_context_tokens)
             yield SimulatedNode(_state(pd.name, "pd", index, role), spec, cache_blocks, sharing)
 

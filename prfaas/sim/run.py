@@ -60,9 +60,9 @@ def prepare(scenario: Scenario) -> ResolvedScenario:
         raise ConfigError(f"{file}: the twin takes one PD cluster")
     if deployment.pd[0].shared_instances and not scenario.shared:
         raise ConfigError(f"{file}: shared_instances: here all or none share; write fidelity: instances, shared: true")
-    if speeds := sharing_speeds(scenario):
-        (pd,) = deployment.pd
-        pd = replace(pd, shared_instances=pd.num_instances, overlap=speeds.overlap)
+    (pd,) = deployment.pd
+    if speeds := sharing_speeds(scenario, pd):
+        pd = replace(pd, shared_instances=pd.num_instances, frontier=speeds.frontier)
         deployment = replace(deployment, pd=(pd,))
     plan, capacity = _plan(scenario, deployment, workload)
     return ResolvedScenario(deployment, workload, plan, capacity)

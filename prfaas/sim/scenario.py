@@ -108,7 +108,10 @@ class Scenario:
         "flag", default=False, only_where=_INSTANCES, doc="PD instances prefill and decode at once (RAPID-Serve)."
     )
     sharing_profile: Path | None = setting(
-        "path", default=None, only_where=_SHARED, doc="Profile by prfaas-colocate profile; empty: RAPID-Serve's speeds."
+        "path",
+        default=None,
+        only_where=_SHARED,
+        doc="Colocation profile; empty: the cluster's, else RAPID-Serve's speeds.",
     )
     ppd_table: Path | None = setting(
         "path", default=None, only_where=_PPD, doc="PPD table as JSON; it follows the turns served."

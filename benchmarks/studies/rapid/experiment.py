@@ -9,12 +9,13 @@ from types import MappingProxyType
 import numpy as np
 
 from benchmarks.studies.rapid.hardware import Efficiency, Group, Model
+from prfaas.model.cost.colocation import SharingSpeeds
 from prfaas.model.cost.curve import polynomial
 from prfaas.model.cost.profile import PrefillProfile
 from prfaas.scheduler.colocation import SharingPolicy
 from prfaas.scheduler.snapshot import InstanceState, Snapshot
 from prfaas.sim.model.request import SimulatedRequest
-from prfaas.sim.model.sharing import SharingSpec, SharingSpeeds, modelled_speeds
+from prfaas.sim.model.sharing import SharingSpec, modelled_speeds
 from prfaas.sim.scenario import GoodputSection
 from prfaas.sim.summary import CountingRules, Summary, summarise
 from prfaas.sim.twin import NetworkSpec, RoutingRules, SimulatedNode, Twin

@@ -21,8 +21,9 @@ from benchmarks.studies.rapid.experiment import (
     saturated_throughput,
 )
 from benchmarks.studies.rapid.hardware import LLAMA_70B, MIXTRAL_8X7B, Efficiency
+from prfaas.model.cost.colocation import SharingSpeeds
 from prfaas.sim.command import Progress, on_all_cores
-from prfaas.sim.model.sharing import SharingSpeeds, modelled_speeds
+from prfaas.sim.model.sharing import modelled_speeds
 from prfaas.sim.summary import Summary
 
 SETTINGS = {"Llama-70B": Setting(LLAMA_70B, 0.1), "Mixtral 8x7B": Setting(MIXTRAL_8X7B, 0.05)}

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from prfaas.errors import ConfigError
+from prfaas.model.cost.colocation import Line
 from prfaas.model.cost.workload import Workload
 from prfaas.model.deployment import Deployment, PdCluster
 
@@ -15,11 +16,16 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class DecodeCapacity:
-    """BS_max and T_decode of equation (5), and why the batch is no larger."""
+    """BS_max and T_decode of equation (5), and why the batch is no larger.
+
+    `rate_by_speed` is the rate of an instance whose decode is slowed, relative to decode alone. A slower decode meets the
+    objective with a smaller batch only, and pays the fixed part of a step for it.
+    """
 
     max_batch: int
     step_seconds: float
     limit: BatchLimit
+    rate_by_speed: Line
 
     def request_seconds(self, output_tokens: float) -> float:
         """Return instance-seconds of one average request; the inverse is Θ_pd-d for N_d = 1."""
@@ -46,7 +52,9 @@ def decode_capacity(cluster: PdCluster, deployment: Deployment, workload: Worklo
     if limits[limit] < 1:
         raise ConfigError(_infeasible(cluster, limit, profile.step_seconds(1, context), context))
     batch = int(limits[limit])
-    return DecodeCapacity(batch, profile.step_seconds(batch, context), limit)
+    step = profile.step_seconds(batch, context)
+    full = min(1.0, step / allowed)
+    return DecodeCapacity(batch, step, limit, ((profile.base_seconds / allowed, 0.0), (full, full), (1.0, 1.0)))
 
 
 def _largest_batch(base: float, single: float, allowed: float) -> float:

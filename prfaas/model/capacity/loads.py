@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from prfaas.model.capacity.decoding import DecodeCapacity, decode_capacity
+from prfaas.model.capacity.roles import role_curve
 from prfaas.model.cost.curve import new_tokens, of_new_tokens, unit_cost
 from prfaas.model.cost.lengths import Cumulative
 from prfaas.model.cost.workload import Workload
@@ -51,6 +52,7 @@ class LoadModel:
         self.decode: tuple[DecodeCapacity, ...] = tuple(
             decode_capacity(cluster, deployment, workload) for cluster in deployment.pd
         )
+        self.roles = tuple(map(role_curve, deployment.pd, self.decode))
         self._kv = deployment.model.curve()
         self._stations = [(cluster.num_instances, deployment.egress(cluster)) for cluster in deployment.prfaas]
         self._remote = [cluster.profile.prefill for cluster in deployment.prfaas]

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prfaas.model.capacity.loads import LoadModel
+from prfaas.model.capacity.roles import RoleCurve
 from prfaas.model.cost.curve import FloatArray
 from prfaas.model.deployment import PdCluster
 
@@ -78,8 +79,8 @@ class Solution:
         egress = _worth(self.egress, [c.egress_bytes_per_second for c in deployment.prfaas])
         paths = _worth(self.paths, [path.bytes_per_second for path in deployment.paths])
         roles = 0.0
-        for d, (cluster, bounds) in enumerate(zip(deployment.pd, box, strict=True)):
-            roles += _roles_value(cluster, float(self.local[d]), decode=float(self.decode[d]), bounds=bounds)
+        for d, (curve, bounds) in enumerate(zip(loads.roles, box, strict=True)):
+            roles += _roles_value(curve, float(self.local[d]), decode=float(self.decode[d]), bounds=bounds)
         return float(instances + egress + paths + roles)
 
 
@@ -87,11 +88,11 @@ def _worth(prices: FloatArray, capacities: list[float]) -> float:
     return sum(float(price) * capacity for price, capacity in zip(prices, capacities, strict=True) if price > 0)
 
 
-def _roles_value(cluster: PdCluster, prefill: float, *, decode: float, bounds: tuple[float, float]) -> float:
-    """Return the greatest worth of a cluster's roles: at a bound, or where sharing begins to cost decode."""
+def _roles_value(curve: RoleCurve, prefill: float, *, decode: float, bounds: tuple[float, float]) -> float:
+    """Return the greatest worth of a cluster's roles: at a bound, or at a corner between them."""
     low, high = bounds
-    bend = min(max(cluster.roles - cluster.num_instances, low), high)
-    return max(prefill * count + decode * cluster.num_decode(count) for count in (low, bend, high))
+    counts = [low, high, *(count for count, _ in curve.corners if low < count < high)]
+    return max(prefill * count + decode * curve.num_decode(count) for count in counts)
 
 
 def find_routes(loads: LoadModel) -> tuple[RemoteRoute, ...]:
@@ -143,8 +144,8 @@ Box = Sequence[tuple[float, float]]
 def whole_box(loads: LoadModel) -> Box:
     """Return the N_p that each PD cluster may have."""
     return [
-        (0.0, float(pd.num_instances)) if pd.num_prefill is None else (float(pd.num_prefill), float(pd.num_prefill))
-        for pd in loads.deployment.pd
+        (0.0, curve.most_prefill) if pd.num_prefill is None else (min(float(pd.num_prefill), curve.most_prefill),) * 2
+        for pd, curve in zip(loads.deployment.pd, loads.roles, strict=True)
     ]
 
 
@@ -190,8 +191,8 @@ class _Program:
         self._values: list[FloatArray] = []
         self._low: list[float] = []
         self._high: list[float] = []
-        # Rows that price each station, by its field in `Solution`; None where it is no limit.
-        self._priced: dict[str, list[int | None]] = {
+        # Rows that price each station, by its field in `Solution`; none where it is no limit.
+        self._priced: dict[str, list[list[int]]] = {
             name: [] for name in ("remote", "egress", "paths", "local", "decode", "roles")
         }
 
@@ -230,8 +231,7 @@ class _Program:
 
     def _limit(self, station: str, capacity: float, *terms: tuple[Any, Any]) -> None:
         """Append Σ value · column ≤ capacity, or nothing if the capacity is infinite."""
-        row = None if math.isinf(capacity) else self._add(-highspy.kHighsInf, capacity, *terms)
-        self._priced[station].append(row)
+        self._priced[station].append([] if math.isinf(capacity) else [self._add(-highspy.kHighsInf, capacity, *terms)])
 
     def _limit_bytes(self, station: str, bytes_per_second: float, routes: list[int]) -> None:
         """Limit the bytes of some routes, counted in Gbit so that the program's numbers are of one order."""
@@ -258,7 +258,9 @@ class _Program:
         weights = np.repeat(demand.weight[:, None], remote.shape[1], axis=1)
         limit = ([decode], -1.0) if self._scaled is None else ([self._rate], -self._scaled[index])
         self._limit("decode", 0.0, (local, seconds * demand.weight), (remote, seconds * weights), limit)
-        self._limit("roles", cluster.roles, ([prefill, decode], 1.0))
+        sides = self._loads.roles[index].limits()
+        rows = [self._add(-highspy.kHighsInf, most, ([prefill, decode], values)) for *values, most in sides]
+        self._priced["roles"].append(rows)
 
     def _bounds(self, box: Box) -> FloatArray:
         """Return the least and the greatest value of each column, [column, 2]."""
@@ -305,7 +307,7 @@ class _Program:
 
     def _read(self, values: FloatArray, prices: FloatArray) -> Solution:
         def of(station: str, unit: float = 1.0) -> FloatArray:
-            return np.array([0.0 if row is None else prices[row] / unit for row in self._priced[station]])
+            return np.array([sum(prices[rows]) / unit for rows in self._priced[station]])
 
         return Solution(
             system_throughput=float(values[self._rate]),

@@ -1,7 +1,93 @@
-"""Decode steps of a device that prefills at the same time, by decode's share of the compute."""
+"""Measured speeds of a device that prefills and decodes at the same time."""
 
 from bisect import bisect_left
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
+
+# Pairs of numbers that rise by the first one, with straight lines between them.
+Line = tuple[tuple[float, float], ...]
+
+
+def at(line: Line, x: float) -> float:
+    """Return y of a line, constant beyond its ends."""
+    if x < line[0][0]:
+        return line[0][1]
+    for (low, y), (high, high_y) in pairwise(line):
+        if x < high:
+            return y + (high_y - y) * (x - low) / (high - low)
+    return line[-1][1]
+
+
+def frontier_through(points: Iterable[tuple[float, float]] = ()) -> Line:
+    """Return the corners (prefill speed, decode speed) of what a device reaches that does both, relative to each alone.
+
+    The device may alternate between the points, and between them and each phase alone. So the line is concave.
+    """
+    corners: list[tuple[float, float]] = []
+    for a, b in sorted({(0.0, 1.0), (1.0, 0.0), *points}):
+        while len(corners) > 1:
+            (c, d), (e, f) = corners[-2:]
+            if (e - c) * (b - d) < (f - d) * (a - c):
+                break
+            corners.pop()
+        corners.append((a, b))
+    return tuple(corners)
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Share of the compute units that each side may use. Both 1.0 is over-allocation, 0.0 is an idle side."""
+
+    decode_share: float
+    prefill_share: float
+
+    @property
+    def is_split(self) -> bool:
+        return 0 < self.decode_share < 1 and 0 < self.prefill_share < 1
+
+
+OVERALLOCATED = Partition(1.0, 1.0)
+
+
+@dataclass(frozen=True)
+class SharingSpeeds:
+    """Speeds of decode and prefill by their share of one device, relative to having the device alone.
+
+    `shares` are those that decode can have. Without a share the speed is 0. So is over-allocated decode if the profile
+    rules over-allocation out.
+    """
+
+    decode: Line
+    prefill: Line
+    overallocated_decode: float
+    overallocated_prefill: float
+    shares: tuple[float, ...]
+
+    @property
+    def frontier(self) -> Line:
+        """Return the frontier through every split and over-allocation."""
+        partitions = [*(Partition(share, 1.0 - share) for share in self.shares), OVERALLOCATED]
+        return frontier_through((self.prefill_speed(each), self.decode_speed(each)) for each in partitions)
+
+    @property
+    def best_decode_speed(self) -> float:
+        """Return the greatest speed of decode while a prefill runs."""
+        return max(speed for _, speed in self.decode)
+
+    def decode_speed(self, partition: Partition) -> float:
+        """Return the speed of decode under a partition; prefill is busy if it has a share."""
+        if not partition.prefill_share:
+            return 1.0
+        shared = at(((0.0, 0.0), *self.decode), partition.decode_share)
+        return self.overallocated_decode if partition == OVERALLOCATED else shared
+
+    def prefill_speed(self, partition: Partition) -> float:
+        """Return the speed of prefill under a partition; decode is busy if it has a share."""
+        if not partition.decode_share:
+            return 1.0
+        shared = at(((0.0, 0.0), *self.prefill), partition.prefill_share)
+        return self.overallocated_prefill if partition == OVERALLOCATED else shared
 
 
 @dataclass(frozen=True)
@@ -13,7 +99,7 @@ class ShareTable:
     `shares` (in (0, 1)) and `batches` ascend.
 
     Raises:
-        ValueError: the table is empty, unsorted or of unequal width.
+        ValueError: the table is empty, or a share is no part of the device.
     """
 
     shares: tuple[float, ...]
@@ -24,14 +110,8 @@ class ShareTable:
     def __post_init__(self) -> None:
         if not self.shares or not self.batches:
             raise ValueError("a table of shares needs at least one share and one batch")
-        if list(self.shares) != sorted(set(self.shares)) or not 0 < self.shares[0] <= self.shares[-1] < 1:
-            raise ValueError(f"shares must ascend within (0, 1), got {self.shares}")
-        if list(self.batches) != sorted(set(self.batches)) or self.batches[0] < 1:
-            raise ValueError(f"batches must ascend from 1, got {self.batches}")
-        if {len(row) for row in self.seconds} != {len(self.shares)} or len(self.seconds) != len(self.batches):
-            raise ValueError("seconds must hold one row per batch, one figure per share")
-        if len(self.overallocated_seconds) != len(self.batches):
-            raise ValueError("overallocated_seconds must hold one figure per batch")
+        if not 0 < self.shares[0] <= self.shares[-1] < 1:
+            raise ValueError(f"shares must be within (0, 1), got {self.shares}")
 
     def at(self, batch: int) -> tuple[tuple[float, ...], float]:
         """Return step seconds per share, and over-allocated, of the next larger measured batch.

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from prfaas.model.cost.colocation import SharingSpeeds
 from prfaas.model.cost.curve import Curve, FloatArray, nonnegative_fit
 
 # A plane that misses a step by more than this ratio is none.
@@ -92,7 +93,7 @@ class Profile:
 
     `kv_memory_bytes` bounds the decode batch; None means no limit. `inferred` names the parts that were not measured.
     `fit_error` is the greatest relative distance between the prefill curve and its points. `model` is the measured
-    model, if it is known.
+    model, if it is known. `sharing` are the measured speeds of both phases at once.
     """
 
     name: str
@@ -105,6 +106,7 @@ class Profile:
     inferred: tuple[str, ...] = ()
     fit_error: float = 0.0
     model: str = ""
+    sharing: SharingSpeeds | None = None
 
 
 def fit_decode(batches: list[float], contexts: list[float], seconds: list[float]) -> DecodeProfile:

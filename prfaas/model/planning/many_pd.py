@@ -63,7 +63,7 @@ class ManyPd:
         demand = binned(loads, edges)
         sustained, splits = best_whole(demand, loads)
         slack = (1 + _CLOSE) / max(sustained, _BUSY)
-        scaled = [pd.num_decode(n) * slack for pd, n in zip(self._pd, splits, strict=True)]
+        scaled = [roles.num_decode(n) * slack for roles, n in zip(loads.roles, splits, strict=True)]
         solution = solve(demand, loads, box=[(count, count) for count in splits], num_decode=scaled)
         threshold = self._threshold(float(demand.weight @ solution.shares[:, len(self._pd) :].sum(axis=1)))
         plan = self._plan(threshold, splits, demand, replace(solution, system_throughput=sustained))
@@ -109,18 +109,20 @@ class ManyPd:
         sources = np.array([way.source for way in solution.routes], dtype=int)
         sent = solution.shares[:, len(self._pd) :].sum(axis=1)
         offload, sent_bytes = float(sent @ demand.weight), float(sent @ demand.kv_bytes)
-        decode = zip(self._pd, splits, self._loads.decode_seconds(), strict=True)
+        decode = [roles.num_decode(n) for roles, n in zip(self._loads.roles, splits, strict=True)]
         local = [(n, seconds) for n, seconds in zip(splits, loads.local_seconds, strict=True) if seconds]
         return Plan(
             name=deployment.name,
             threshold_tokens=threshold if deployment.prfaas and (loads.local_ratio or offload < _MOST) else None,
-            splits=tuple(Split(c.name, n, c.num_decode(n)) for c, n in zip(self._pd, splits, strict=True)),
+            splits=tuple(Split(pd.name, *counts) for pd, *counts in zip(self._pd, splits, decode, strict=True)),
             offload_ratio=offload,
             local_ratio=1.0 - offload,
             mean_offloaded_tokens=loads.mean_offloaded_tokens if loads.offload_ratio else None,
             prfaas_throughput=offload * sum(self._loads.remote_rates(loads)) if offload else None,
             pd_prefill_throughput=sum(n * loads.local_ratio / seconds for n, seconds in local) if local else None,
-            pd_decode_throughput=sum(c.num_decode(n) / seconds for c, n, seconds in decode),
+            pd_decode_throughput=sum(
+                n / seconds for n, seconds in zip(decode, self._loads.decode_seconds(), strict=True)
+            ),
             system_throughput=sustained,
             egress_bytes_per_second=sustained * sent_bytes if deployment.prfaas else None,
             local_bytes_per_second=sustained * (float(demand.kv_bytes.sum()) - sent_bytes),

@@ -20,7 +20,7 @@ class SinglePd:
         (self._pd,) = deployment.pd
         self._loads = loads
         self._prfaas = deployment.prfaas
-        (self._decode_seconds,) = loads.decode_seconds()
+        (self._decode_seconds,), (self._roles,) = loads.decode_seconds(), loads.roles
 
     def plan(self) -> Plan:
         """Return the best threshold and split."""
@@ -42,7 +42,7 @@ class SinglePd:
 
     def decode(self, num_prefill: float) -> float:
         """Return Θ_pd-d of the instances that N_p leaves."""
-        return self._pd.num_decode(num_prefill) / self._decode_seconds
+        return self._roles.num_decode(num_prefill) / self._decode_seconds
 
     def best_threshold(self, num_prefill: float) -> int:
         """Return the t that sustains most prefill with N_p instances: equation (7), to the token."""
@@ -75,8 +75,7 @@ class SinglePd:
         if self._pd.num_prefill is not None:
             return float(self._pd.num_prefill)
         if self._pd.shared_instances:
-            low = max(0.0, self._pd.roles - self._pd.num_instances)
-            return _best_fraction(self._at_best_threshold, self._prefill_wins, low, float(self._pd.num_instances))
+            return _best_fraction(self._at_best_threshold, self._prefill_wins, 0.0, self._roles.most_prefill)
         return float(_best_of_two(self._at_best_threshold, self._prefill_wins, 0, self._pd.num_instances))
 
     def _at_best_threshold(self, num_prefill: float) -> float:
@@ -94,7 +93,7 @@ class SinglePd:
         return Plan(
             name=self._loads.deployment.name,
             threshold_tokens=threshold if self._prfaas and num_prefill else None,
-            splits=(Split(self._pd.name, num_prefill, self._pd.num_decode(num_prefill)),),
+            splits=(Split(self._pd.name, num_prefill, self._roles.num_decode(num_prefill)),),
             offload_ratio=offload,
             local_ratio=local,
             mean_offloaded_tokens=loads.mean_offloaded_tokens if offload else None,

@@ -9,6 +9,7 @@ from typing import ClassVar
 from prfaas import config
 from prfaas.config import record, records, setting
 from prfaas.errors import ConfigError
+from prfaas.model.cost.colocation import Line, frontier_through
 from prfaas.model.cost.egress_price import ByHour, EgressPrice
 from prfaas.model.cost.profile import Profile
 from prfaas.model.cost.roofline import roofline
@@ -67,7 +68,9 @@ class PdSection(ClusterSection):
 
     prefill_instances: int | None = setting("count", default=None, doc="Fixes N_p; empty: the planner chooses.")
     shared_instances: int = setting("count", default=0, doc="Instances that may prefill and decode at once.")
-    overlap: float = setting("ratio", default=0.0, doc="Extra work of a shared instance over one role at a time.")
+    overlap: float | None = setting(
+        "ratio", default=None, doc="Extra work of a shared instance over one role at a time; empty: as in its profile."
+    )
 
 
 @dataclass(frozen=True)
@@ -199,11 +202,17 @@ def _pd(section: PdSection, model: Geometry, folder: Path) -> PdCluster:
         num_instances=section.instances,
         num_prefill=section.prefill_instances,
         shared_instances=section.shared_instances,
-        overlap=section.overlap,
+        frontier=_frontier(section, profile),
         price_per_hour=price,
         kilowatts=section.power,
         carbon_per_kwh=section.carbon,
     )
+
+
+def _frontier(section: PdSection, profile: Profile) -> Line:
+    if section.overlap is not None:
+        return frontier_through([(section.overlap, 1.0), (1.0, section.overlap)])
+    return profile.sharing.frontier if profile.sharing else frontier_through()
 
 
 def _check(deployment: Deployment, file: str) -> None:

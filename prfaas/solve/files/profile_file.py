@@ -1,8 +1,10 @@
 """Profile files (YAML): measured times of prefill, decode, and both at once on one device."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import ClassVar
 
 import numpy as np
@@ -10,7 +12,7 @@ import numpy as np
 from prfaas import config
 from prfaas.config import record, records, setting
 from prfaas.errors import ConfigError
-from prfaas.model.cost.colocation import ShareTable
+from prfaas.model.cost.colocation import ShareTable, SharingSpeeds
 from prfaas.model.cost.curve import Curve, fitted, polynomial, through, weighted
 from prfaas.model.cost.profile import DecodeProfile, PrefillProfile, Profile, fit_decode
 from prfaas.solve.files.quantities import NUMBER
@@ -47,17 +49,24 @@ class ColocationPart:
     prefill: tuple[PrefillOnShare, ...] = setting(records(PrefillOnShare), default=(), doc="T_prefill by share.")
 
 
-def _share_table(points: tuple[DecodeOnShare, ...]) -> ShareTable:
-    """Return the grid of batches and shares. Raise ValueError where a point is missing."""
-    seconds = {(point.batch, point.share): point.step for point in points}
+def _share_table(measured: ColocationPart) -> ShareTable:
+    """Return decode's grid of batches and shares. Raise ValueError where a point is missing.
+
+    Over-allocation is ruled out where any share of its own prefills faster. So it is on few cores, where two teams of
+    threads wait for each other.
+    """
+    seconds = {(point.batch, point.share): point.step for point in measured.decode}
     batches = tuple(sorted({batch for batch, _ in seconds}))
     shares = tuple(sorted({share for _, share in seconds} - {1.0}))
+    slowest = max((point.seconds for point in measured.prefill if point.share < 1.0), default=math.inf)
+    is_allowed = all(point.seconds <= slowest for point in measured.prefill if point.share == 1.0)
     try:
         rows = tuple(tuple(seconds[batch, share] for share in shares) for batch in batches)
-        return ShareTable(shares, batches, rows, tuple(seconds[batch, 1.0] for batch in batches))
+        overallocated = tuple(seconds[batch, 1.0] if is_allowed else math.inf for batch in batches)
     except KeyError as error:
         batch, share = error.args[0]
         raise ValueError(f"colocation: decode: no point for a batch of {batch} on a share of {share:g}") from error
+    return ShareTable(shares, batches, rows, overallocated)
 
 
 @dataclass(frozen=True)
@@ -126,34 +135,60 @@ def read_profile(file: Path) -> Profile:
     """
     written = config.load_file(ProfileFile, file)
     try:
-        prefill, error = _prefill(written.prefill)
+        (prefill, error), decode = _prefill(written.prefill), _decode(written.decode)
         return Profile(
             name=written.name,
             hardware=written.hardware,
             prefill=prefill,
-            decode=_decode(written.decode),
+            decode=decode,
             source=written.source,
             gpus_per_instance=written.gpus_per_instance,
             kv_memory_bytes=written.kv_memory,
             inferred=tuple(f"{part} of {written.name}" for part in written.inferred),
             fit_error=error,
             model=written.model,
+            sharing=_sharing(written.colocation, prefill, decode) if decode and written.colocation.decode else None,
         )
     except ValueError as error:
         raise ConfigError(f"{file}: {error}") from error
 
 
-def read_colocation(file: Path) -> tuple[ColocationPart, ShareTable]:
-    """Return a profile's measurements of prefill and decode at once on one device, and decode's as a table.
+def read_colocation(file: Path) -> ShareTable:
+    """Return a profile's decode steps beside a prefill on the same device.
 
     Raises:
         ConfigError: the file cannot be read, has no such measurements, or its points are no grid.
     """
     written = config.load_file(ProfileFile, file)
     try:
-        return written.colocation, _share_table(written.colocation.decode)
+        return _share_table(written.colocation)
     except ValueError as error:
         raise ConfigError(f"{file}: {error}") from error
+
+
+def _sharing(measured: ColocationPart, prefill: PrefillProfile, decode: DecodeProfile) -> SharingSpeeds:
+    """Return the measured speeds of both phases on one device: medians over the batches and the prompt lengths."""
+    table = _share_table(measured)
+    alone = [decode.step_seconds(batch, measured.context) for batch in table.batches]
+    by_share: dict[float, list[float]] = {}
+    for point in measured.prefill:
+        by_share.setdefault(point.share, []).append(prefill.seconds(point.tokens) / point.seconds)
+    if 1.0 not in by_share:
+        raise ValueError("colocation: prefill: no point with a share of 1, which is over-allocation")
+    speeds = {share: min(1.0, median(found)) for share, found in sorted(by_share.items())}
+    columns = zip(table.shares, zip(*table.seconds, strict=True), strict=True)
+    return SharingSpeeds(
+        tuple((share, _median_speed(alone, column)) for share, column in columns),
+        tuple((share, speed) for share, speed in speeds.items() if share < 1.0),
+        _median_speed(alone, table.overallocated_seconds),
+        speeds[1.0],
+        table.shares,
+    )
+
+
+def _median_speed(alone: Sequence[float], shared: Sequence[float]) -> float:
+    """Return the median speed over the batches, at most 1, since only noise exceeds it."""
+    return min(1.0, median(before / after for before, after in zip(alone, shared, strict=True)))
 
 
 def _prefill(part: PrefillPart) -> tuple[PrefillProfile, float]:

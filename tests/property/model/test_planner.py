@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from prfaas.model.capacity.bound import lp_bound
 from prfaas.model.capacity.loads import LoadModel
+from prfaas.model.cost.colocation import frontier_through
 from prfaas.model.cost.curve import of_new_tokens, polynomial
 from prfaas.model.cost.lengths import Lengths, expectation, log_normal, mixture
 from prfaas.model.cost.profile import Profile
@@ -30,15 +31,22 @@ distributions: st.SearchStrategy[Lengths] = st.one_of(
 )
 
 
+speeds = st.floats(0.01, 1.0)
+frontiers = st.lists(st.tuples(speeds, speeds), max_size=5).map(frontier_through)
+
+
 @st.composite
 def deployments(draw: st.DrawFn) -> Deployment:
-    return small_deployment(
+    made = small_deployment(
         draw(profiles),
         draw(profiles),
         num_prfaas=draw(st.integers(1, 6)),
         num_pd=draw(st.integers(2, 10)),
         egress=draw(st.floats(1e7, 1e11)),
     )
+    (pd,) = made.pd
+    shared = draw(st.sampled_from([0, 0, 1, pd.num_instances]))
+    return replace(made, pd=(replace(pd, shared_instances=shared, frontier=draw(frontiers)),))
 
 
 def sustained(deployment: Deployment, traffic: Workload) -> float:
@@ -111,7 +119,7 @@ def test_random_routing_never_beats_the_bound(
     away = (share * remote.profile.prefill.at(new, cached)).mean() / remote.num_instances
     sent = (share * deployment.model.curve().many(new)).mean() / remote.egress_bytes_per_second
     here = ((1 - share) * local.profile.prefill.at(new, cached)).mean() / max(num_prefill, 1e-12)
-    decoded = loads.decode_seconds()[0] / max(local.num_decode(num_prefill), 1e-12)
+    decoded = loads.decode_seconds()[0] / max(loads.roles[0].num_decode(num_prefill), 1e-12)
     reached = 1 / max(away, sent, here, decoded)
     assert reached <= lp_bound(loads).system_throughput * (1 + 1e-7)
 

@@ -5,10 +5,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.model.cost.colocation import ShareTable
+from prfaas.model.cost.colocation import OVERALLOCATED, Partition, ShareTable
 from prfaas.scheduler.colocation import (
-    OVERALLOCATED,
-    Partition,
     PartitionState,
     SharingPolicy,
     StepLoad,

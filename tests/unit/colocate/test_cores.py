@@ -9,8 +9,8 @@ import pytest
 
 from prfaas.colocate.cores import core_shares, move_threads, split, spread_threads, team_size
 from prfaas.colocate.partition import PartitionManager, PartitionSettings
-from prfaas.model.cost.colocation import ShareTable
-from prfaas.scheduler.colocation import OVERALLOCATED, Partition, StepLoad
+from prfaas.model.cost.colocation import OVERALLOCATED, Partition, ShareTable
+from prfaas.scheduler.colocation import StepLoad
 from tests.support.waiting import wait_until
 
 CORES = (2, 3, 5, 7)

@@ -54,17 +54,6 @@ def test_sharing_without_overlap_allows_fractional_splits() -> None:
     assert plan.system_throughput > best_plan(deployment, traffic).system_throughput
 
 
-def test_overlap_adds_roles() -> None:
-    deployment, traffic = case_study()
-    gains = []
-    for overlap in (0.0, 0.2, 0.4):
-        shared = replace(deployment, pd=(replace(deployment.pd[0], shared_instances=8, overlap=overlap),))
-        plan = best_plan(shared, traffic)
-        assert plan.num_prefill + plan.num_decode == pytest.approx(8 * (1 + overlap), rel=1e-6)
-        gains.append(plan.system_throughput)
-    assert gains == sorted(gains)
-
-
 def test_equal_cost_is_fifteen_percent_below_the_case_study() -> None:
     deployment, traffic = case_study()
     alternative = equal_cost(deployment)

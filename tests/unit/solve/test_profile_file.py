@@ -71,7 +71,7 @@ SHARED = "colocation:\n  decode: [{batch: 4, share: 0.5, step: 10ms}, {batch: 4,
 def test_profile_file_has_measurements_of_a_shared_device(tmp_path: Path) -> None:
     path = tmp_path / "p.yaml"
     path.write_text(HEAD + SHARED + "]\n", encoding="utf-8")
-    assert read_colocation(path)[1].at(4) == ((0.01,), 0.012)
+    assert read_colocation(path).at(4) == ((0.01,), 0.012)
 
 
 @pytest.mark.parametrize(
