@@ -23,6 +23,7 @@ class Cut:
     order: str = "head,token,content"
     packing: str = ""
     channels_last: bool = True
+    num_drafts: int = 0  # A convolution's state has as many further taps, which hold nothing at the end of a prompt.
 
     @property
     def packed(self) -> str:
@@ -82,7 +83,8 @@ class State:
     def group(self, cut: Cut, rank: int) -> KVGroup:
         heads = self.num_heads // cut.size
         channels = sum(len(values) for _, values in self._sections(cut, rank))
-        convolution = f"{TAPS}x{channels}" if cut.channels_last else f"{channels}x{TAPS}"
+        taps = TAPS + cut.num_drafts
+        convolution = f"{taps}x{channels}" if cut.channels_last else f"{channels}x{taps}"
         recurrent = f"{heads}x{ROW}x1"
         shapes = {"short_conv": [convolution], "linear": [recurrent]}.get(self.kind, [convolution, recurrent])
         dtypes = " ".join("float32" if shape == recurrent else "bfloat16" for shape in shapes)
@@ -110,10 +112,10 @@ class State:
 
     def _layer(self, cut: Cut, rank: int, layer: int) -> bytes:
         channels = [(name, values) for name, all_ in self._sections(cut, rank) for values in all_]
-        cells = [(c, tap) for tap in range(TAPS) for c in channels]
-        if not cut.channels_last:
-            cells = [(c, tap) for c in channels for tap in range(TAPS)]
-        convolution = b"".join(value(layer, c, tap, size=WIDTH) for c, tap in cells)
+        taps = range(TAPS + cut.num_drafts)
+        by_channel = [(c, tap) for c in channels for tap in taps]
+        cells = [(c, tap) for tap in taps for c in channels] if cut.channels_last else by_channel
+        convolution = b"".join(value(layer, c, tap, size=WIDTH) if tap < TAPS else bytes(WIDTH) for c, tap in cells)
         if self.kind == "short_conv":
             return convolution
         heads = _share(self.num_heads, cut.size, rank)

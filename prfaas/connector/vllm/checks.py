@@ -55,7 +55,10 @@ JUDGED: dict[str, Judgement] = {
         performance_mode shutdown_timeout""")
     | {
         "diffusion_config": only(None, reason="a block changes until the whole canvas is done"),
-        "additional_config": Limit(lambda value: not value, "a platform may store blocks in its own way"),
+        "additional_config": Limit(  # Each kernel that this key selects writes the state that the one decode kernel reads.
+            lambda value: not value or (isinstance(value, dict) and value.keys() == {"gdn_prefill_backend"}),
+            "a platform may store blocks in its own way",
+        ),
     },
     "CacheConfig": accept("""block_size user_specified_block_size kv_cache_layout prefix_match_unit
         gpu_memory_utilization cache_dtype kv_cache_dtype_skip_layers mamba_cache_dtype mamba_ssm_cache_dtype
@@ -78,7 +81,7 @@ JUDGED: dict[str, Judgement] = {
         eplb_config expert_placement_strategy all2all_backend max_parallel_loading_workers disable_custom_all_reduce
         enable_shm_tensor_arena enable_elastic_ep elastic_ep_max_dp_size dbo_decode_token_threshold
         dbo_prefill_token_threshold disable_nccl_for_dp_synchronization ray_workers_use_nsight ray_runtime_env
-        placement_group distributed_executor_backend worker_cls worker_extension_cls master_addr master_port node_rank
+        placement_group worker_cls worker_extension_cls master_addr master_port node_rank
         numa_bind numa_bind_nodes numa_bind_cpus assigned_physical_gpu_ids distributed_timeout_seconds
         cpu_distributed_timeout_seconds world_size rank _data_parallel_master_port_list _coord_store_port
         dcp_kv_cache_interleave_size dcp_comm_backend dcp_q_replicate cp_kv_cache_interleave_size
@@ -89,6 +92,7 @@ JUDGED: dict[str, Judgement] = {
         "prefill_context_parallel_size": only(1, reason=_ONE_RANK),
         "decode_context_parallel_size": only(1, reason=_ONE_RANK),
         "nnodes": only(1, reason="an engine reaches one agent"),
+        "distributed_executor_backend": only(None, "mp", "uni", reason="its workers may run beside other agents"),
         "enable_dbo": only(False, reason="a layer ends twice in a step"),
         "ubatch_size": only(0, 1, reason="a layer ends several times in a step"),
     },
@@ -125,9 +129,8 @@ def check_engine(config: Any, *, accepts_untested: bool) -> None:
     Raises:
         ConfigError: The message names the release, or class and field.
     """
-    release = ".".join(str(vllm.__version__).split(".")[:2])
-    if release not in SUPPORTED_RELEASES:
-        tested = ", ".join(SUPPORTED_RELEASES)
+    tested = ", ".join(SUPPORTED_RELEASES)
+    if ".".join(str(vllm.__version__).split(".")[:2]) not in SUPPORTED_RELEASES:
         _refuse_unknown(f"vLLM {vllm.__version__} (tested: {tested})", accepts_untested=accepts_untested)
     parts = (config.cache_config, config.parallel_config, config.attention_config, config.mamba_config)
     for part in filter(None, (config, *parts, config.speculative_config)):

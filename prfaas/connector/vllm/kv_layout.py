@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import vllm
 from vllm.platforms import current_platform
+from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from vllm.v1.kv_cache_interface import (
     ChunkedLocalAttentionSpec,
     FullAttentionSpec,
@@ -96,8 +97,8 @@ JUDGED_CACHES: dict[str, Judgement] = {kind.__name__: rule.fields for kind, rule
 }
 _PLAIN_MODES = (KVQuantMode.NONE, KVQuantMode.FP8_PER_TENSOR)
 # Backends that store, for a head and token, the key and then the value, or the latent of MLA. Axes and dtype tell the rest.
-_PLAIN_NAMES = """FLASH_ATTN FLASH_ATTN_DIFFKV FLASHINFER FLEX_ATTENTION TRITON_ATTN TRITON_ATTN_DIFFKV CUTLASS_MLA
-    FLASHINFER_MLA FLASHMLA FLASH_ATTN_MLA TOKENSPEED_MLA TRITON_MLA"""
+_PLAIN_NAMES = """FLASH_ATTN FLASH_ATTN_DIFFKV FLASHINFER FLEX_ATTENTION TRITON_ATTN TRITON_ATTN_DIFFKV TRITON_FLASH_ATTN
+    TRITON_FLASHINFER CUTLASS_MLA FLASHINFER_MLA FLASHMLA FLASH_ATTN_MLA TOKENSPEED_MLA TRITON_MLA"""
 PLAIN_BACKENDS = frozenset(_PLAIN_NAMES.split())
 _PLAIN_DTYPES = ("auto", "float16", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2")
 
@@ -174,13 +175,9 @@ def has_one_attention(config: KVCacheConfig) -> bool:
     In such an engine the locally cached attention tells what all groups except the states hold. Sliding windows, or a
     second kind of attention, may hold less, and the connector would not load what they lack.
     """
-    groups = config.kv_cache_groups
-    found = [_engine_group(index, groups[index]) for index in config.transfer_group_ids]
-    attention = [
-        groups[index].kv_cache_spec
-        for index, group in zip(config.transfer_group_ids, found, strict=True)
-        if not group.is_state
-    ]
+    groups, indices = config.kv_cache_groups, config.transfer_group_ids
+    found = [_engine_group(index, groups[index]) for index in indices]
+    attention = [groups[index].kv_cache_spec for index, group in zip(indices, found, strict=True) if not group.is_state]
     is_whole = len(found) == len(groups) and all(group.is_state or group.keeps_all_tokens for group in found)
     return is_whole and 0 < len(attention) < len(found) and all(spec == attention[0] for spec in attention)
 
@@ -287,7 +284,7 @@ def _shares_heads(spec: Any) -> bool:
     """Return whether the bytes of a head are spread over its block, so that ranks cannot divide the block by heads."""
     if isinstance(spec, MLAAttentionSpec):
         return False
-    return spec.num_head_slots not in (None, spec.num_kv_heads) or spec.kv_quant_mode not in _PLAIN_MODES
+    return spec.num_head_slots is not None or spec.kv_quant_mode not in _PLAIN_MODES
 
 
 def _heads(spec: Any, rank: Rank) -> tuple[int, int]:
@@ -311,17 +308,17 @@ def packing(
     backends = {_backend(layers[name], is_plain_dtype, assumes_plain) for name in names if name in layers}
     release = ".".join(str(vllm.__version__).split(".")[:2])
     fp8 = " fnuz" if cache_dtype.startswith("fp8") and current_platform.is_fp8_fnuz() else ""
-    parts = [f"vllm {release}", device.type, *sorted(backends), f"kv_cache_dtype={cache_dtype}{fp8}"]
-    if device.type == "cpu":
-        parts.insert(2, f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}")
-    parts.append(f"conv={os.environ.get('VLLM_SSM_CONV_STATE_LAYOUT', 'SD')}")
-    return "; ".join(parts)
+    processor = [f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"] if device.type == "cpu" else []
+    storage = [f"kv_cache_dtype={cache_dtype}{fp8}", f"conv={os.environ.get('VLLM_SSM_CONV_STATE_LAYOUT', 'SD')}"]
+    return "; ".join([f"vllm {release}", device.type, *processor, *sorted(backends), *storage])
 
 
 def _backend(layer: Any, is_plain_dtype: bool, assumes_plain: bool) -> str:
     backend = layer.get_attn_backend()
     name: str = backend.get_name()
-    if is_plain_dtype and (name in PLAIN_BACKENDS or (assumes_plain and not backend.is_ssm())):
+    kinds = {kind.__name__ for kind in backend.__mro__}  # ROCM_AITER_FA, too, calls itself FLASH_ATTN.
+    is_plain = name in PLAIN_BACKENDS and AttentionBackendEnum[name].value.rpartition(".")[2] in kinds
+    if is_plain_dtype and (is_plain or (assumes_plain and not backend.is_ssm())):
         return "plain"
     instructions = getattr(layer, "isa", None)
     return f"{name}/{instructions}" if instructions else name

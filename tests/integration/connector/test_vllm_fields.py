@@ -78,6 +78,7 @@ def test_only_tested_releases_start_unless_the_operator_accepts_others(
         ("parallel_config", "decode_context_parallel_size", 2),
         ("parallel_config", "prefill_context_parallel_size", 2),
         ("parallel_config", "nnodes", 2),
+        ("parallel_config", "distributed_executor_backend", "ray"),
         ("parallel_config", "enable_dbo", True),
         ("parallel_config", "ubatch_size", 2),
         ("cache_config", "use_replayssm", True),
@@ -113,6 +114,10 @@ def _speculating(method: str) -> VllmConfig:
 @pytest.mark.parametrize("method", [*WITHOUT_KV, *WITH_KV])
 def test_speculation_that_leaves_right_blocks_is_accepted(method: str) -> None:
     check_engine(_speculating(method), accepts_untested=False)
+
+
+def test_the_prefill_kernel_of_gated_delta_nets_may_be_chosen() -> None:
+    check_engine(VllmConfig(additional_config={"gdn_prefill_backend": "triton"}), accepts_untested=False)
 
 
 def test_layers_of_a_draft_model_are_left_out_by_name_or_number() -> None:
@@ -167,6 +172,7 @@ def _layout(spec: KVCacheSpec, shard: Shard) -> Layout:
         # As FlashInfer stores NVFP4: [keys | scales of keys | values | scales of values].
         {"kv_quant_mode": KVQuantMode.NVFP4, "num_head_slots": 4, "state_content_bytes": 10, "dtype": torch.uint8},
         {"kv_quant_mode": KVQuantMode.INT4_PER_TOKEN_HEAD, "dtype": torch.uint8},
+        {"num_head_slots": 2, "state_content_bytes": 64},  # As B12X: [keys | values], here of two heads.
     ],
 )
 def test_blocks_that_no_rank_can_divide_by_heads_travel_between_equal_sizes_only(packed: dict[str, Any]) -> None:

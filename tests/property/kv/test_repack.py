@@ -1,7 +1,6 @@
 """Repacked blocks of random models equal the blocks that the target engine would have written."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -92,6 +91,7 @@ def test_blocks_are_repacked_between_any_tensor_parallel_sizes(model: str, there
     orders=st.tuples(*[st.sampled_from(("head,token,content", "token,head,content"))] * 2),
     num_tokens=st.integers(1, 200),
     channels_last=st.booleans(),
+    drafts=st.tuples(*[st.sampled_from((0, 3))] * 2),
 )
 def test_any_two_engines_of_a_model_exchange_blocks(
     model: str,
@@ -100,8 +100,12 @@ def test_any_two_engines_of_a_model_exchange_blocks(
     orders: tuple[str, str],
     num_tokens: int,
     channels_last: bool,
+    drafts: tuple[int, int],
 ) -> None:
-    there, here = (Cut(*values, channels_last=channels_last) for values in zip(sizes, lengths, orders, strict=True))
+    there, here = (
+        Cut(size, length, order, channels_last=channels_last, num_drafts=num_drafts)
+        for size, length, order, num_drafts in zip(sizes, lengths, orders, drafts, strict=True)
+    )
     assert obstacle(layouts(MODELS[model], there)[0], layouts(MODELS[model], here)[0]) is None
     _assert_equal(MODELS[model], there, here, num_tokens)
 
@@ -132,19 +136,7 @@ def test_an_obstacle_is_named() -> None:
     assert _obstacle(heads, Cut(2), Cut(1), others=(Attention(8, num_layers=3),)) == ("group 0: the layers differ")
     windows = [(Attention(8, kind="sliding_window", window_tokens=window),) for window in (40, 64)]
     assert _obstacle(windows[0], Cut(2), Cut(1), others=windows[1]) == "group 0: window_tokens: 40 here, 64 there"
-    assert "mamba1 3x16" in _obstacle((_unknown(),), Cut(2), Cut(1))
-
-
-def _unknown() -> State:
-    class Unknown(State):
-        def group(self, cut: Cut, rank: int):  # type: ignore[no-untyped-def]
-            made = State("short_conv").group(cut, rank)
-            layers = tuple(
-                replace(layer, axis_order=layer.axis_order.replace("short_conv", "mamba1")) for layer in made.layers
-            )
-            return replace(made, layers=layers)
-
-    return Unknown("short_conv")
+    assert "mamba1 3x64" in _obstacle((State("mamba1"),), Cut(2), Cut(1))
 
 
 def test_missing_heads_are_reported() -> None:
