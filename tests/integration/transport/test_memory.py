@@ -1,4 +1,4 @@
-"""Memory of each component of the wire, measured with slow peers: the table of docs/transport-reference.md."""
+"""Memory of each component of the wire, measured with slow peers: the bounds in docs/transport-reference.md."""
 
 import contextlib
 import os
