@@ -18,7 +18,7 @@ import numpy as np
 
 from benchmarks.twin.figure import Figure
 from prfaas.manager.planning.demand import needed_instances
-from prfaas.manager.planning.replay import REPLAY_SECONDS, guarded_need
+from prfaas.manager.planning.replay import REPLAY_SECONDS, Replay
 from prfaas.manager.state.traffic import MAX_REQUESTS
 from prfaas.model.cost.workload import Workload
 from prfaas.model.deployment import Deployment
@@ -141,8 +141,8 @@ def scaled_day(*, hours: float, seed: int, autoscaled: bool = True) -> ScaledDay
         nonlocal answer
         if autoscaled and now >= PLAN_SECONDS:
             asked = needed(round(_ended(requests, arrivals, now) / PLAN_SECONDS, 2))
-            seen = requests[: bisect_left(arrivals, now)][bisect_left(arrivals, now - REPLAY_SECONDS) :]
-            answer = guarded_need(asked, answer, deployment, workload, seen[-MAX_REQUESTS:])
+            seen = requests[: bisect_left(arrivals, now)][bisect_left(arrivals, now - REPLAY_SECONDS) :][-MAX_REQUESTS:]
+            answer = Replay(lambda: seen, workload, deployment, asked, answer).run().needed_instances
         fleet.scale(answer, until=end)
         if now + PLAN_SECONDS < end:
             twin.timeline.at(now + PLAN_SECONDS, plan_again, now + PLAN_SECONDS)
