@@ -294,10 +294,15 @@ class Fleet:
         """Return whether a prompt of at most this length could be prefilled away from its decode instance."""
         return max_prompt_tokens > self.policy.threshold_tokens or self.policy.counts_all
 
-    def any_decode(self, model: str | None = None, *, excluded: frozenset[InstanceId] = frozenset()) -> Instance | None:
-        """Return a decode instance for a request whose tokens do not matter; None if none is ready."""
-        ready = (state for state in self.snapshot(model).instances if state.decodes)
-        chosen = choose_instance(ready, RequestFacts(0, excluded=excluded))
+    def any_decode(
+        self, model: str | None = None, tenant: str = "", *, excluded: frozenset[InstanceId] = frozenset()
+    ) -> Instance | None:
+        """Return a decode instance for a tenant's request whose tokens do not matter; None if none is ready."""
+        clusters = self._config.clusters_of_tenants().get(tenant)
+        ready = [state for state in self.snapshot(model).instances if state.decodes]
+        allowed = [state for state in ready if not clusters or state.cluster in clusters]
+        facts = RequestFacts(0, excluded=excluded, home=ClusterName(self._config.cluster))
+        chosen = choose_instance(allowed, facts)
         return self._instances[chosen.instance] if chosen else None
 
     async def probe_forever(self) -> None:

@@ -82,7 +82,7 @@ class EndpointChooser:
             record.path = path
             check_path(path)
             forwarded = prepare_forwarded(request.body, tenant=client.tenant)
-            choice, body = self._choose_any(request, record, forwarded.model), forwarded.raw
+            choice, body = self._choose_any(request, record, forwarded.model, client.tenant), forwarded.raw
         else:
             parsed = parse(endpoint, request.body, tenant=client.tenant)
             session = session_of(request.headers.get(SESSION_HEADER))
@@ -101,9 +101,11 @@ class EndpointChooser:
         decode = (instance for instance in self.fleet if replace(instance.state(), healthy=True).decodes)
         return frozenset(instance.address.name for instance in decode if host_port(instance.url) not in subset)
 
-    def _choose_any(self, request: GatewayRequest, record: RequestRecord, model: str | None) -> EndpointChoice:
+    def _choose_any(
+        self, request: GatewayRequest, record: RequestRecord, model: str | None, tenant: str
+    ) -> EndpointChoice:
         """Return a decode instance for a request that needs no decision, if possible one that serves `model`."""
-        instance = self.fleet.any_decode(model, excluded=self._outside(request.subset))
+        instance = self.fleet.any_decode(model, tenant, excluded=self._outside(request.subset))
         if instance is None:
             raise NoEngineReady("no engine is ready")
         return EndpointChoice(_headers(record, instance), (instance,))

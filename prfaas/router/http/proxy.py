@@ -39,11 +39,11 @@ def check_path(path: str) -> None:
 class Proxy:
     """Forwards requests to a decode instance.
 
-    `choose` returns an instance for the model that a request names. `headers` of the request go to the engine.
+    `choose` returns an instance for the model that a request names, and its tenant. `headers` of the request go to the engine.
     `refused` are fields that a JSON body may not contain.
     """
 
-    choose: Callable[[str | None], Instance | None]
+    choose: Callable[[str | None, str], Instance | None]
     legs: LegClient
     headers: tuple[str, ...] = ("Content-Type", "Accept")
     refused: Sequence[str] = REFUSED_FIELDS
@@ -62,7 +62,7 @@ class Proxy:
         headers = {name: request.headers[name] for name in self.headers if name in request.headers} | record.headers()
         tried: set[Instance] = set()
         while True:
-            instance = self.choose(body.model)
+            instance = self.choose(body.model, tenant)
             if instance is None or instance in tried:
                 raise NoEngineReady("no engine is ready")
             tried.add(instance)

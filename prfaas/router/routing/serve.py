@@ -116,7 +116,7 @@ class RequestHandler:
 
     async def _tokenize(self, parsed: ParsedRequest) -> list[int] | None:
         while True:
-            instance = self.fleet.any_decode(parsed.model)
+            instance = self.fleet.any_decode(parsed.model, parsed.tenant)
             if instance is None:
                 raise NoEngineReady("no engine is ready")
             with (

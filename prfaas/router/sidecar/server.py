@@ -60,7 +60,7 @@ class Sidecar:
         self._protocol = config.protocol
         self._legs = LegClient(session, prefill_seconds=PREFILL_SECONDS)
         self._tokenizer = Tokenizer(session)
-        self._proxy = Proxy(lambda model: self._engine, self._legs, _FORWARDED_HEADERS, REFUSED_FIELDS)
+        self._proxy = Proxy(lambda model, tenant: self._engine, self._legs, _FORWARDED_HEADERS, REFUSED_FIELDS)
         self._allowed = AllowList(config.prefill_hosts)
 
     async def complete(self, request: web.Request) -> web.StreamResponse:
