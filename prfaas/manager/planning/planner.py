@@ -15,13 +15,13 @@ from functools import partial
 
 import numpy as np
 
-from prfaas import logs, metrics
+from prfaas import logs
 from prfaas.errors import ConfigError
 from prfaas.manager.config import ManagerConfig
 from prfaas.manager.planning.demand import needed_instances
 from prfaas.manager.planning.paths import Paths
-from prfaas.manager.planning.replay import REPLAY_SECONDS, Replay, Verdict, drawn_requests, sampled_requests
-from prfaas.manager.planning.replay_process import ReplayFailed, run_in_child
+from prfaas.manager.planning.replay import REPLAY_SECONDS, Replay, drawn_requests, sampled_requests
+from prfaas.manager.planning.replay_process import confirm
 from prfaas.manager.planning.role_changes import MIN_GAIN_RATIO, RoleAssignment, RoleChanges
 from prfaas.manager.state.traffic import MIN_REQUESTS, Traffic, likely_output_tokens
 from prfaas.manager.state.world import OFFLOAD_NOTHING, ThresholdPlan, World
@@ -227,7 +227,7 @@ class Planner:
             earlier.needed_instances if earlier else {},
             _compared_splits((deployment, plan), (_free(deployment), best_now)),
         )
-        verdict, failure = await _confirmed(replay)
+        verdict = await confirm(replay)
         before = self._world.plan
         threshold = _threshold(plan, has_prfaas=bool(deployment.prfaas))
         if before is not None and not has_new_prices and _are_close(threshold, before.threshold_tokens):
@@ -254,7 +254,7 @@ class Planner:
             all_local_requests_per_second=local.system_throughput,
             all_local_ttft_seconds=local_ttft,
             replayed_ttft_seconds=verdict.ttft_seconds,
-            replay_failure=failure,
+            replay_failure=verdict.failure,
             resource_values=values,
         )
         self._adopt()
@@ -363,24 +363,11 @@ def _resource_values(deployment: Deployment, workload: Workload) -> dict[str, fl
     return lp_bound(loads).duals(loads)
 
 
-def _compared_splits(
-    present: tuple[Deployment, Plan], best: tuple[Deployment, Plan]
-) -> tuple[tuple[Deployment, Plan], ...]:
-    """Return both, or nothing unless the best splits sustain much more."""
-    has_gain = best[1].system_throughput >= present[1].system_throughput * (1 + MIN_GAIN_RATIO)
-    return (present, best) if has_gain and _splits(present[1]) != _splits(best[1]) else ()
-
-
-async def _confirmed(replay: Replay) -> tuple[Verdict, str]:
-    """Return the verdict of the twin, and why there is none. Then the need does not shrink and no split is better."""
-    if not replay.is_due:
-        return Verdict(replay.needed), ""
-    try:
-        return await run_in_child(replay), ""
-    except ReplayFailed as failure:
-        metrics.FAILED_REPLAYS.labels(reason=failure.reason).inc()
-        _log.warning("plan.replay_failed", reason=failure.reason, error=str(failure))
-        return Verdict(replay.without_fewer()), f"{failure.reason}: {failure}"
+def _compared_splits(*variants: tuple[Deployment, Plan]) -> tuple[tuple[Deployment, Plan], ...]:
+    """Return the present and the best splits, or nothing unless the best ones sustain much more."""
+    (_, present), (_, best) = variants
+    has_gain = best.system_throughput >= present.system_throughput * (1 + MIN_GAIN_RATIO)
+    return variants if has_gain and _splits(present) != _splits(best) else ()
 
 
 def served_tenants(tenants: Iterable[TenantShare], pd: Collection[PdCluster]) -> tuple[TenantShare, ...]:

@@ -70,11 +70,13 @@ def replayed_seconds(
 class Verdict:
     """Needed instances after the replay, and the mean TTFT with the present and with the best splits.
 
-    None stands for splits that were not compared, or under which the queues have no end.
+    None stands for splits that were not compared, or under which the queues have no end. `failure` says why there was no
+    replay.
     """
 
     needed_instances: Needed
     ttft_seconds: tuple[float | None, float | None] | None = None
+    failure: str = ""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from prfaas.manager.planning.replay import Replay
-from prfaas.manager.planning.replay_process import ReplayFailed, run_in_child
+from prfaas.manager.planning.replay_process import confirm
 from prfaas.model.planning.planner import best_plan
 from tests.integration.manager.test_planning import FILE, _node
 from tests.support.deployment import Deployment, kill
@@ -25,21 +25,22 @@ from tests.support.waiting import PATIENCE_SECONDS, until
 def replay(requests: Any) -> Replay:
     """Return a replay that is due; `requests` is called in the child process."""
     listed, workload = case_study()
-    return Replay(requests, workload, listed, {}, {}, ((listed, best_plan(listed, workload)),) * 2)
+    splits = ((listed, best_plan(listed, workload)),) * 2
+    return Replay(requests, workload, listed, {"h20": {"decode": 1}}, {"h20": {"decode": 3}}, splits)
 
 
 @pytest.mark.parametrize(
-    ("requests", "seconds", "reason", "message"),
+    ("requests", "seconds", "failure"),
     [
-        (list, 0.01, "timeout", "0.01 s"),
-        (os.abort, PATIENCE_SECONDS, "killed", "-6"),
-        (partial(int, "x"), PATIENCE_SECONDS, "failed", "'x'"),
+        (list, 0.01, "timeout: no verdict within 0.01 s"),
+        (os.abort, PATIENCE_SECONDS, "killed: no message"),
+        (partial(int, "x"), PATIENCE_SECONDS, "failed: ValueError: invalid literal for int() with base 10: 'x'"),
     ],
 )
-async def test_replay_without_a_verdict_has_a_reason(requests: Any, seconds: float, reason: str, message: str) -> None:
-    with pytest.raises(ReplayFailed, match=message) as failed:
-        await run_in_child(replay(requests), timeout_seconds=seconds)
-    assert failed.value.reason == reason
+async def test_failed_replay_has_a_reason_and_confirms_nothing(requests: Any, seconds: float, failure: str) -> None:
+    verdict = await confirm(replay(requests), timeout_seconds=seconds)
+    assert (verdict.failure, verdict.ttft_seconds) == (failure, None)
+    assert verdict.needed_instances == {"h20": {"decode": 3}}
 
 
 def test_child_process_ends_with_a_killed_manager() -> None:
@@ -48,10 +49,10 @@ def test_child_process_ends_with_a_killed_manager() -> None:
         script = (
             "import asyncio\n"
             "from multiprocessing.connection import Client\n"
-            "from tests.integration.manager.test_replay_process import partial, replay, run_in_child\n"
+            "from tests.integration.manager.test_replay_process import confirm, partial, replay\n"
             # The child process waits for a challenge, which does not come.
             f"waiting = replay(partial(Client, {server.getsockname()}, authkey=b'k'))\n"
-            "asyncio.run(run_in_child(waiting, timeout_seconds=600))"
+            "asyncio.run(confirm(waiting, timeout_seconds=600))"
         )
         with subprocess.Popen([sys.executable, "-c", script], cwd=Path(__file__).parents[3]) as parent:
             child, _ = server.accept()
@@ -70,7 +71,7 @@ async def test_plan_whose_replay_was_killed_is_kept_and_says_so(
     manager.routing.traffic.note_reports(500, time.monotonic() - 250)
 
     def children() -> list[int]:
-        return [pid for pid, line in marked_processes(f"PRFAAS_TEST={tmp_path}").items() if "replay_process" in line]
+        return [pid for pid, line in marked_processes(f"PRFAAS_TEST={tmp_path}").items() if "verdict" in line]
 
     def failure() -> str:
         for pid in children():

@@ -92,16 +92,6 @@ def test_prices_follow_the_hour_of_the_day() -> None:
     assert price.per_hour(1e9 / 3600) == pytest.approx((8 * 0.02 + 16 * 0.05) / 24)
 
 
-def test_the_hour_decides_which_fleet_is_cheapest() -> None:
-    deployment, traffic = case_study()
-    price = EgressPrice(1.0, (Period(22.0, 6.0, 0.0),))
-    deployment = priced(deployment, remote=24.0, local=12.0, egress=price)
-    day, night = (cheapest_fleet(deployment, traffic, Demand(2.0, hour=hour)) for hour in (12.0, 23.0))
-    assert day is not None and night is not None
-    assert not day.deployment.prfaas
-    assert night.deployment.prfaas
-
-
 COMMITTED = EgressPrice(0.0, per_gbps_month=730.0)
 
 

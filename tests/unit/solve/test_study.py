@@ -6,22 +6,16 @@ import numpy as np
 import pytest
 
 from prfaas.errors import ConfigError
-from prfaas.model.cost.workload import Workload
-from prfaas.model.deployment import Deployment
 from prfaas.solve.report import plots
 from prfaas.solve.report.export import manager_settings
 from prfaas.solve.report.page import to_html
 from prfaas.solve.report.screen import answer
-from prfaas.solve.study import Study, study
+from prfaas.solve.study import study
 from tests.support.planner_inputs import case_study
 
 
-def quick(deployment: Deployment, workload: Workload) -> Study:
-    return study(deployment, workload)
-
-
 def test_notes_name_the_assumptions() -> None:
-    found = quick(*case_study())
+    found = study(*case_study())
     text = " ".join(found.notes)
     assert "extrapolated for 0.14% of the requests" in text
     assert "misses a point by 2.0%" in text
@@ -30,7 +24,7 @@ def test_notes_name_the_assumptions() -> None:
 
 def test_deployment_without_prfaas_clusters_has_no_threshold() -> None:
     deployment, workload = case_study()
-    alone = quick(replace(deployment, prfaas=()), workload)
+    alone = study(replace(deployment, prfaas=()), workload)
     assert [option.deployment.name for option in alone.options] == ["prfaas-pd", "homogeneous-pd"]
     with pytest.raises(ConfigError, match="no threshold"):
         manager_settings(alone)
@@ -41,7 +35,7 @@ def test_deployment_without_prfaas_clusters_has_no_threshold() -> None:
 def test_plots_mark_the_plan_itself(num_instances: int, num_prefill: int | None) -> None:
     deployment, workload = case_study()
     pd = replace(deployment.pd[0], num_instances=num_instances, num_prefill=num_prefill)
-    found = quick(replace(deployment, pd=(pd,)), workload)
+    found = study(replace(deployment, pd=(pd,)), workload)
     plan, figures = found.main.plan, plots.draw_all(found)
     marked = {"split": plan.num_prefill, "threshold": (plan.threshold_tokens or 0) / 1000}
     for name, place in marked.items():
@@ -55,7 +49,7 @@ def test_plots_mark_the_plan_itself(num_instances: int, num_prefill: int | None)
 
 
 def test_html_report_is_one_file_with_the_answer_and_every_plot() -> None:
-    found = quick(*case_study())
+    found = study(*case_study())
     page = to_html(found, answer(found))
     assert page.count("<svg") == 3 and len(page) < 200_000
     addresses = set(re.findall(r"""(?:src|href)=["']([^#"'][^"']*)""", page))
@@ -68,4 +62,4 @@ def test_a_cluster_that_can_serve_nothing_is_refused() -> None:
     deployment, workload = case_study()
     full = replace(deployment.pd[0], num_prefill=8)
     with pytest.raises(ConfigError, match="serves nothing"):
-        quick(replace(deployment, pd=(full,)), workload)
+        study(replace(deployment, pd=(full,)), workload)
