@@ -228,6 +228,7 @@ class Planner:
             _compared_splits((deployment, plan), (_free(deployment), best_now)),
         )
         verdict = await confirm(replay)
+        self._solved_at = self._clock()  # Role changes step between two plans, however long a replay takes.
         before = self._world.plan
         threshold = _threshold(plan, has_prfaas=bool(deployment.prfaas))
         if before is not None and not has_new_prices and _are_close(threshold, before.threshold_tokens):
