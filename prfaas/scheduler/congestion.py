@@ -55,7 +55,8 @@ class CongestionLimits:
 class Congestion:
     """Multiplier of t, and its history. Times are seconds on a monotonic clock.
 
-    `cause` is the signal behind the last rise. `pressure` is that of the last sample.
+    `cause` is the signal behind the last rise, and `cause_pressure` what it was then. `pressure` is that of the last
+    sample.
     `noise` is the pressure of that sample's losses and round trips alone.
     """
 
@@ -64,6 +65,7 @@ class Congestion:
     calm_since: float | None = None
     rose_last: bool = False
     cause: Signal | None = None
+    cause_pressure: float = 0.0
     pressure: float = 0.0
     noise: float = 0.0
 
@@ -104,7 +106,31 @@ def _raise(state: Congestion, cause: Signal, *, now: float, limits: CongestionLi
     if state.multiplier >= limits.max_multiplier:
         return replace(state, calm_since=None)
     higher = min(limits.max_multiplier, state.multiplier * limits.step_ratio)
-    return replace(state, multiplier=higher, changed_at=now, calm_since=None, rose_last=True, cause=cause)
+    return replace(
+        state,
+        multiplier=higher,
+        changed_at=now,
+        calm_since=None,
+        rose_last=True,
+        cause=cause,
+        cause_pressure=state.pressure,
+    )
+
+
+def cause_in_words(state: Congestion, limits: CongestionLimits) -> str:
+    """Return the figure behind the last rise, and its limit; nothing if t is not raised."""
+    if state.cause is None:
+        return ""
+    pressure, inflation = state.cause_pressure, limits.rtt_inflation_ratio
+    words, value, limit = {
+        "utilisation": ("link {} % used", pressure * 100 * limits.utilisation_ratio, 100 * limits.utilisation_ratio),
+        "queue": ("link queue {} s", pressure * limits.queue_seconds, limits.queue_seconds),
+        "loss": ("{} % retransmitted", pressure * 100 * limits.retransmit_ratio, 100 * limits.retransmit_ratio),
+        "rtt": ("round trip {} times the lowest", 1 + pressure * (inflation - 1), inflation),
+    }[state.cause]
+    unit = words.partition("{}")[2].split()[0]
+    figure = f"{float(format(value, '.3g')):,g}"
+    return f"{words.format(figure)}, above the limit of {limit:g} {unit}"
 
 
 def raised_threshold(threshold_tokens: int, state: Congestion) -> int:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from prfaas.manager.dashboard.egress_bill import EgressBill
 from prfaas.manager.dashboard.overview import FIRST_FULL, Overview
-from prfaas.manager.state.world import OFFLOAD_NOTHING
+from prfaas.manager.planning.paths import LIMITS
 
 SAMPLES = 3600  # An hour. Charts need little of a sample, so the rest is kept until the next sample only.
 MAX_CHANGES = 200
@@ -28,7 +28,7 @@ class PathPoint:
     capacity_bytes_per_second: float
     threshold_tokens: int
     multiplier: float
-    cause: str | None
+    reason: str  # Of the last rise of t.
     is_down: bool
 
 
@@ -53,12 +53,13 @@ class Sample:
 
 @dataclass(frozen=True)
 class Change:
-    """Change between two moments, with its reason."""
+    """Change between two moments, with its reason. If it moved t, `thresholds` are those before and after it."""
 
     at: float
     kind: str  # A key of KINDS in static/timeline.js.
     subject: str
     detail: str
+    thresholds: tuple[int, int] | None = None
 
 
 class _Drawn(NamedTuple):
@@ -119,8 +120,9 @@ def changes(before: Sample, now: Sample) -> Iterator[Change]:
     """Yield the differences between two moments."""
     if (now.plan_limit, now.threshold_tokens) != (before.plan_limit, before.threshold_tokens):
         first_full = FIRST_FULL.get(now.plan_limit, now.plan_limit)
-        detail = f"threshold {_moved(before, now)}: {now.plan_cause}; with more load {first_full} fills first"
-        yield Change(now.at, "plan", f"plan {now.plan_version}", detail)
+        detail = f"{now.plan_cause}; with more load {first_full} fills first"
+        thresholds = before.threshold_tokens, now.threshold_tokens
+        yield Change(now.at, "plan", f"plan {now.plan_version}", detail, thresholds)
     for name, path in now.paths.items():
         if name in before.paths:
             yield from _path_changes(now.at, name, before.paths[name], path)
@@ -149,25 +151,12 @@ def _node_changes(before: Sample, now: Sample) -> Iterator[Change]:
         yield Change(now.at, "node_left", name, f"from {before.nodes[name]}")
 
 
-def _moved(before: Sample | PathPoint, now: Sample | PathPoint) -> str:
-    """Return the thresholds in words. Multiples of "no limit" are no limit either."""
-    words = [
-        "no limit" if point.threshold_tokens >= OFFLOAD_NOTHING else f"{point.threshold_tokens:,} tokens"
-        for point in (before, now)
-    ]
-    return " → ".join(dict.fromkeys(words))
-
-
-# TCP retransmits what a full queue drops, also on a line without losses.
-_SIGNALS = {"loss": "retransmissions", "rtt": "round trip", "utilisation": "utilization"}
-
-
 def _path_changes(at: float, name: str, before: PathPoint, now: PathPoint) -> Iterator[Change]:
-    words = f"threshold {_moved(before, now)}"
+    thresholds = before.threshold_tokens, now.threshold_tokens
     if now.multiplier > before.multiplier:
-        yield Change(at, "congestion", name, f"{words}: {_SIGNALS.get(now.cause or '', now.cause)}")
+        yield Change(at, "congestion", name, now.reason, thresholds)
     elif now.multiplier < before.multiplier:
-        yield Change(at, "calm", name, words)
+        yield Change(at, "calm", name, f"link below {100 * LIMITS.calm_ratio:g} % of every limit", thresholds)
     if now.is_down != before.is_down:
         yield Change(
             at, "link_down" if now.is_down else "link_up", name, "no connection" if now.is_down else "connected again"
@@ -296,7 +285,7 @@ def _name(path: dict[str, Any]) -> str:
 
 
 def _path_sample(path: dict[str, Any]) -> PathPoint:
-    names = ("bytes_per_second", "capacity_bytes_per_second", "threshold_tokens", "multiplier", "cause", "is_down")
+    names = ("bytes_per_second", "capacity_bytes_per_second", "threshold_tokens", "multiplier", "reason", "is_down")
     return PathPoint(**{name: path[name] for name in names})
 
 

@@ -12,11 +12,11 @@ from prfaas import metrics
 from prfaas.index.membership import Member, NodeState
 from prfaas.manager.dashboard.cache_hits import CacheHits
 from prfaas.manager.operations.rebalancer import Rebalancer
-from prfaas.manager.planning.paths import Paths
+from prfaas.manager.planning.paths import LIMITS, Paths
 from prfaas.manager.routing.outcomes import OutcomeLog, counts_by_reason
 from prfaas.manager.routing.router import RequestRouter
 from prfaas.manager.state.world import World
-from prfaas.scheduler.congestion import raised_threshold
+from prfaas.scheduler.congestion import cause_in_words, raised_threshold
 
 if TYPE_CHECKING:
     from prfaas.manager.planning.planner import Planner
@@ -134,6 +134,7 @@ class Overview:
                 "listed_bytes_per_second": listed if math.isfinite(listed) else None,
                 "multiplier": view.congestion.multiplier,
                 "cause": view.congestion.cause,
+                "reason": cause_in_words(view.congestion, LIMITS),
                 "pressure": view.congestion.pressure,
                 "pressures": view.pressures,
                 "threshold_tokens": raised_threshold(self.routing.threshold_tokens, view.congestion),

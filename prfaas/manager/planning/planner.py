@@ -54,35 +54,51 @@ FIT_TOKENS = (1024.0, 16384.0, 65536.0)  # Here the quadratic form equals the pr
 
 Pair = tuple[str, str]  # Source and destination cluster.
 RoleCounts = Counter[str]  # Instances of a cluster by role.
+_Roles = tuple[tuple[str, tuple[tuple[str, int], ...]], ...]  # Counts by cluster and role.
 
 
 @dataclass(frozen=True)
-class _Inputs:
+class PlanInputs:
     """Inputs of a plan beside the deployment file."""
 
-    roles: tuple[tuple[str, tuple[tuple[str, int], ...]], ...]  # Counts by cluster and role.
+    roles: _Roles
     rates: tuple[tuple[str, str, float], ...]  # Measured (source, destination, bytes per second).
     egress_prices: tuple[float, ...]  # Per GB in the present hour, by PrfaaS cluster of the file.
     down: frozenset[Pair] = frozenset()  # Paths whose links are all down.
 
-    def change_since(self, earlier: _Inputs | None) -> str:
+    def change_since(self, earlier: PlanInputs | None) -> str:
         """Return the change that called for a plan, in words."""
         if earlier is None:
             return "first plan"
         if self.roles != earlier.roles:
-            return "instances changed"
+            before, now = _roles(earlier.roles, than=self.roles), _roles(self.roles, than=earlier.roles)
+            return f"instances changed from {before} to {now}"
         if self.egress_prices != earlier.egress_prices:
-            return "the egress price changed"
-        if self.down != earlier.down:
-            return "a path went down or came back"
-        return "recent traffic" if self.has_rates_of(earlier) else "the rate of a link changed"
+            before, now = (", ".join(f"{price:g}" for price in each.egress_prices) for each in (earlier, self))
+            return f"egress price per GB changed from {before} to {now}"
+        return ", ".join(self.path_changes(earlier)) or "recent requests and link rates"
 
-    def has_rates_of(self, earlier: _Inputs) -> bool:
-        """Return whether the rates are about the same, and the same paths are down."""
-        if self.down != earlier.down or [rate[:2] for rate in self.rates] != [rate[:2] for rate in earlier.rates]:
-            return False
-        pairs = zip(self.rates, earlier.rates, strict=True)
-        return all(abs(new[2] - old[2]) <= RATE_CHANGE_RATIO * old[2] for new, old in pairs)
+    def path_changes(self, earlier: PlanInputs) -> list[str]:
+        """Return the paths that went down or came back, and those whose rate changed much, in words."""
+        found = [f"{source} → {target} is down" for source, target in sorted(self.down - earlier.down)]
+        found += [f"{source} → {target} is up again" for source, target in sorted(earlier.down - self.down)]
+        old_rates, rates = ({rate[:2]: rate[2] for rate in inputs.rates} for inputs in (earlier, self))
+        for pair in sorted(old_rates.keys() | rates.keys()):
+            before, now = old_rates.get(pair, 0.0), rates.get(pair, 0.0)
+            if abs(now - before) > RATE_CHANGE_RATIO * before:
+                words = [f"{rate * 8e-6:,.0f} Mbit/s" if rate else "unknown" for rate in (before, now)]
+                found.append(f"rate of {' → '.join(pair)} changed from {' to '.join(words)}")
+        return found
+
+
+def _roles(clusters: _Roles, *, than: _Roles) -> str:
+    """Return the instances of the clusters that differ, such as "west: 2 decode"."""
+    differing = [
+        f"{name}: {', '.join(f'{n} {role}' for role, n in counts)}"
+        for name, counts in clusters
+        if (name, counts) not in than
+    ]
+    return "; ".join(differing) or "none"
 
 
 class Planner:
@@ -112,7 +128,7 @@ class Planner:
         self._trace_source = f"trace {written.trace} of {config.deployment}"
         self._profiles = {cluster.name: cluster.profile for cluster in self._deployment.clusters}
         self._fits = {cluster.name: _fit(cluster) for cluster in self._deployment.pd}
-        self._solved: _Inputs | None = None
+        self._solved: PlanInputs | None = None
         self._solved_at = float("-inf")
         self._in_force = 0  # Version of the plan in force.
 
@@ -165,7 +181,7 @@ class Planner:
         )
         return RoleAssignment(roles, draining)
 
-    def _inputs(self, assigned: Mapping[InstanceId, Role] | None = None) -> _Inputs:
+    def _inputs(self, assigned: Mapping[InstanceId, Role] | None = None) -> PlanInputs:
         """Return the inputs as they are, or with other roles `assigned`."""
         roles: dict[str, RoleCounts] = {}
         for member in self._world.live():
@@ -175,7 +191,9 @@ class Planner:
                 )
         rates, prices = self._rates(), prices_per_gb(self._deployment, self._hour())
         listed = tuple((cluster, tuple(sorted(counts.items()))) for cluster, counts in sorted(roles.items()))
-        return _Inputs(listed, tuple((*pair, rate) for pair, rate in rates.items() if rate), prices, self._paths.down)
+        return PlanInputs(
+            listed, tuple((*pair, rate) for pair, rate in rates.items() if rate), prices, self._paths.down
+        )
 
     def _rates(self) -> dict[Pair, float]:
         """Return each path's rate; 0 if unknown."""
@@ -183,12 +201,12 @@ class Planner:
         pairs = [(cluster.name, pd.name) for cluster in file.prfaas for pd in file.pd]
         return {pair: self._paths.planned_bytes_per_second(*pair, within_seconds=within) for pair in pairs}
 
-    def _leads(self, inputs: _Inputs) -> bool:
+    def _leads(self, inputs: PlanInputs) -> bool:
         """Return whether this manager makes the plan: it writes the first live PD cluster."""
         home = next((pd.name for pd in self._deployment.pd if pd.name in dict(inputs.roles)), None)
         return home is not None and self._writes(ClusterName(home))
 
-    def _is_due(self, inputs: _Inputs) -> bool:
+    def _is_due(self, inputs: PlanInputs) -> bool:
         if not self._leads(inputs):
             return False
         if self._solved is None or inputs.roles != self._solved.roles:
@@ -196,9 +214,9 @@ class Planner:
         if inputs.egress_prices != self._solved.egress_prices:
             return True
         age = self._clock() - self._solved_at
-        return age >= self._config.plan_seconds or (age >= RATE_SECONDS and not inputs.has_rates_of(self._solved))
+        return age >= self._config.plan_seconds or (age >= RATE_SECONDS and bool(inputs.path_changes(self._solved)))
 
-    async def _plan(self, inputs: _Inputs, roles: RoleAssignment) -> None:
+    async def _plan(self, inputs: PlanInputs, roles: RoleAssignment) -> None:
         has_new_prices = self._solved is not None and inputs.egress_prices != self._solved.egress_prices
         cause = inputs.change_since(self._solved)
         self._solved, self._solved_at = inputs, self._clock()
@@ -260,7 +278,7 @@ class Planner:
         )
         self._adopt()
 
-    def _now(self, inputs: _Inputs) -> Deployment:
+    def _now(self, inputs: PlanInputs) -> Deployment:
         """Return the file's deployment with the live instances and the measured rates."""
         roles = {cluster: Counter(dict(counts)) for cluster, counts in inputs.roles}
         file = self._deployment
@@ -301,7 +319,7 @@ class Planner:
             return partial(sampled_requests, samples, workload, seen_ratio=self._traffic.seen_ratio(now))
         return partial(drawn_requests, workload, arrivals_per_second) if arrivals_per_second else None
 
-    def _sources(self, inputs: _Inputs, lengths: str) -> dict[str, str]:
+    def _sources(self, inputs: PlanInputs, lengths: str) -> dict[str, str]:
         measured = ", ".join(f"{source} to {target}" for source, target, _ in inputs.rates)
         rest = f"{self._config.deployment}"
         known = [f"measured: {measured}"] if measured else []

@@ -125,8 +125,9 @@ async def test_capacity_is_at_most_what_the_deployment_file_allows(window: Windo
     assert "200 Mbit/s" in row and "284 Mbit/s" not in row
 
 
-async def test_egress_cost_shows_per_hour_and_today(window: Window) -> None:
-    await until_true(lambda: _has(window, ".tile:has-text('Egress cost today')", "per hour", "since"))
+async def test_egress_cost_shows_per_hour_and_today_with_its_start_and_currency(window: Window) -> None:
+    words = ("per hour", "counted since", "when this manager started", "currency", "egress_price")
+    await until_true(lambda: _has(window, ".tile:has-text('Egress cost today')", *words))
     assert not await _has(window, ".tile:has-text('Egress cost today')", "0.00 per hour")
 
 

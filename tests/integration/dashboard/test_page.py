@@ -126,6 +126,18 @@ class Stage:
     async def event(self, kind: str) -> str:
         return await self.window.text(f"#events li[data-kind='{kind}']")
 
+    async def starts_in_view(self, kind: str) -> bool:
+        """Return whether an event of t shows when its first step was, in the visible part of the list."""
+        script = """async (kind) => {
+            const { changes } = await (await fetch("/dashboard/figures?seconds=3600")).json();
+            const time = document.querySelector(`#events li[data-kind='${kind}'] time`);
+            const [own, list] = [time, time.closest(".scroll")].map((item) => item.getBoundingClientRect());
+            const first = changes.findLast((change) => change.kind === "congestion");
+            const isSeen = list.top <= own.top && own.bottom <= list.bottom;
+            return isSeen && Date.parse(time.dateTime) === Math.floor(first.at * 1000);
+        }"""
+        return bool(await self.window.page.evaluate(script, kind))
+
     async def row_of(self, table: str, words: str) -> str:
         return await self.window.text(f"#{table} tbody tr:has-text('{words}')")
 
@@ -167,15 +179,15 @@ async def test_changed_link_shows_at_once(stage: Stage) -> None:
     await stage.until_right("paths")
     stage.link = replace(BUSY, retransmit_ratio=0.5)  # TCP retransmits without losses too, when a queue is full.
     await until_true(lambda: _has(stage.row_of("paths-table", "east → west"), "congested (retransmissions)"))
-    await until_true(
-        lambda: _has(stage.window.text(TILE_OF_T), "raised ×", "east → west is congested (retransmissions)")
-    )
+    cause = ("t of east → west rose from 500 to", "50 % retransmitted", "3 %")
+    await until_true(lambda: _has(stage.window.text(TILE_OF_T), *cause))
     stage.link = replace(BUSY, is_down=True)
     await until_true(lambda: _has(stage.row_of("paths-table", "east → west"), "down"))
     await until_true(lambda: _has(stage.event("link_down"), "east → west"))
     stage.link = BUSY
     await until_true(lambda: _has(stage.row_of("paths-table", "east → west"), "carries"))
-    await until_true(lambda: _has(stage.window.text(TILE_OF_T), "Congestion eased, east → west"))
+    await until_true(lambda: _has(stage.window.text(TILE_OF_T), *cause, "It fell to"))
+    assert await stage.starts_in_view("calm"), "an event shows when it began, without scrolling"
 
 
 async def test_ordered_role_shows_with_the_former_one(stage: Stage) -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from prfaas.manager.planning.planner import links_with, served_tenants
+from prfaas.manager.planning.planner import PlanInputs, links_with, served_tenants
 from prfaas.model.capacity.bound import lp_bound, whole_bound
 from prfaas.model.capacity.loads import LoadModel
 from prfaas.model.deployment import ClusterPath, TenantShare
@@ -72,3 +72,17 @@ def test_a_tenant_without_a_live_cluster_limits_no_plan() -> None:
     assert served_tenants((gone, here), file.pd) == (here,)
     bound = replace(file, tenants=served_tenants((gone,), file.pd))
     assert best_plan(bound, traffic) == best_plan(file, traffic)
+
+
+def test_the_cause_of_a_plan_names_the_instances_prices_and_paths_that_changed() -> None:
+    pd, pair = ("pd", (("decode", 2),)), ("east", "pd")
+    before = PlanInputs((pd, ("east", (("prefill", 1),))), ((*pair, 25e6),), (0.05,))
+    assert before.change_since(replace(before)) == "recent requests and link rates"
+    for changed, words in (
+        (replace(before, roles=(pd,)), ("from east: 1 prefill", "to none")),
+        (replace(before, egress_prices=(0.02,)), ("0.05", "0.02")),
+        (replace(before, rates=((*pair, 12.5e6),)), ("east → pd", "200 Mbit/s", "100 Mbit/s")),
+        (replace(before, rates=()), ("east → pd", "200 Mbit/s", "unknown")),
+        (replace(before, down=frozenset({pair})), ("east → pd", "down")),
+    ):
+        assert all(word in changed.change_since(before) for word in words), changed.change_since(before)

@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.scheduler.congestion import Congestion, CongestionLimits, PathSample, pressures, raised_threshold, step
+from prfaas.scheduler.congestion import (
+    Congestion,
+    CongestionLimits,
+    PathSample,
+    cause_in_words,
+    pressures,
+    raised_threshold,
+    step,
+)
 
 LIMITS = CongestionLimits()
 CALM = PathSample(10e6, 100e6, 0, 0.0, 0.05, 0.05)
@@ -26,19 +34,23 @@ def _run(samples: list[PathSample], state: Congestion = START, *, start: float =
 
 
 @pytest.mark.parametrize(
-    ("sample", "cause", "num_samples"),
+    ("sample", "cause", "num_samples", "figures"),
     [
-        (FULL, "utilisation", 1),
-        (replace(CALM, queued_bytes=101_000_000), "queue", 1),
-        (replace(CALM, retransmit_ratio=0.04), "loss", 2),
-        (replace(CALM, rtt_seconds=0.16), "rtt", 2),
+        (FULL, "utilisation", 1, ("99 %", "85 %")),
+        (replace(CALM, queued_bytes=180_000_000), "queue", 1, ("1.8 s", "1 s")),
+        (replace(CALM, retransmit_ratio=0.04), "loss", 2, ("4 %", "3 %")),
+        (replace(CALM, rtt_seconds=0.16), "rtt", 2, ("3.2 times", "3 times")),
     ],
 )
-def test_each_signal_alone_raises_t_at_once_and_is_its_cause(sample: PathSample, cause: str, num_samples: int) -> None:
+def test_each_signal_alone_raises_t_at_once_and_is_its_cause(
+    sample: PathSample, cause: str, num_samples: int, figures: tuple[str, str]
+) -> None:
     *before, state = _run([sample] * num_samples)
     assert [state.multiplier for state in before] == [1.0] * (num_samples - 1)
     assert (state.multiplier, state.cause) == (2.0, cause)
     assert raised_threshold(16_000, state) == 32_000
+    later = _run([CALM], state, start=float(num_samples))[-1]
+    assert all(figure in cause_in_words(later, LIMITS) for figure in figures), "the figures at the rise"
 
 
 LOSSY, LATE = replace(CALM, retransmit_ratio=0.9), replace(CALM, rtt_seconds=0.9)

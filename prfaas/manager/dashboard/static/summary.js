@@ -3,12 +3,12 @@
 import { byId, html, metric, setText, svg } from "./dom.js";
 import { bitRate, clock, count, isNoLimit, money, percent, rate, seconds, tokens, when } from "./format.js";
 import { coveredSeconds } from "./health.js";
-import { FULL_RATIO, nameOf, stateOf } from "./map.js";
-import { titleOf } from "./timeline.js";
+import { FULL_RATIO, nameOf } from "./map.js";
+import { incidents, movement } from "./timeline.js";
 import { DISTANCE_PHASES } from "./ttft.js";
 
 const LATELY_SECONDS = 60;
-const THRESHOLD_KINDS = ["plan", "congestion", "calm"];
+const STARTED_SECONDS = 60; // Sums that begin so soon after a manager's start began with it.
 
 export function showSummary(view) {
   const tiles = [
@@ -85,20 +85,14 @@ function distance({ figures }) {
 }
 
 function threshold({ now, figures }) {
-  const value = now.manager.threshold_tokens;
   const raised = now.paths.find((path) => path.multiplier > 1 && !path.is_down);
-  const last = figures.changes.find((change) => THRESHOLD_KINDS.includes(change.kind));
-  const unit = (threshold) => (isNoLimit(threshold) ? "" : "tokens; longer: remote");
-  const tile = { title: "Threshold t", figure: tokens(value), unit: unit(value), metric: metric("prfaas_manager_threshold_tokens"), value };
-  if (raised) {
-    const { word } = stateOf(raised);
-    const why = word === "recovering" ? "recovers from congestion" : `is ${word}`;
-    const note = `raised × ${raised.multiplier.toFixed(0)} from ${tokens(value)}: ${nameOf(raised)} ${why}${last ? `, changed at ${when(last.at)}` : ""}`;
-    return { title: tile.title, figure: tokens(raised.threshold_tokens), unit: unit(raised.threshold_tokens), mood: "busy", note };
-  }
-  // A congestion that has ended leaves the threshold of the plan.
-  const eased = last?.kind === "calm" ? `${when(last.at)} ${titleOf(last)}, ${last.subject}; ` : "";
-  return { ...tile, note: last && !eased ? `${when(last.at)} ${titleOf(last)}: ${last.detail}` : `${eased}${reasonOf(now)}` };
+  const value = (raised ?? now.manager).threshold_tokens;
+  const moves = incidents(figures.changes).filter(({ thresholds }) => thresholds);
+  const last = raised ? moves.find(({ subject }) => subject === nameOf(raised)) : moves[0];
+  const tile = { title: "Threshold t", figure: tokens(value), unit: isNoLimit(value) ? "" : "tokens; longer: remote" };
+  if (last) tile.note = `${last.kind === "plan" ? "t" : `t of ${last.subject}`} ${movement(last, ` ${last.at > last.since ? "since" : "at"} ${when(last.since)}`)}`;
+  else tile.note = raised ? `${nameOf(raised)}: ${raised.reason}` : reasonOf(now);
+  return raised ? { ...tile, mood: "busy" } : { ...tile, metric: metric("prfaas_manager_threshold_tokens"), value };
 }
 
 function reasonOf({ plan, manager }) {
@@ -131,8 +125,11 @@ const average = (values) => (values.length ? values.reduce((sum, value) => sum +
 function egress({ now }) {
   const title = "Egress cost today";
   if (!now.egress.length) return { title, figure: "no price", note: "set egress_price in the deployment file" };
-  const sum = (name) => now.egress.reduce((total, item) => total + item[name], 0);
-  return { title, figure: money(sum("today")), unit: `since ${clock(now.egress[0].since)}`, note: `${money(sum("per_hour"))} per hour now, in the currency of egress_price` };
+  const sum = (name) => money(now.egress.reduce((total, item) => total + item[name], 0));
+  const { since } = now.egress[0];
+  const began = since - now.manager.started_at < STARTED_SECONDS ? "when this manager started" : "midnight UTC";
+  const note = `counted since ${when(since)}, ${began}; ${sum("per_hour")} per hour now. In the currency of your egress_price setting.`;
+  return { title, figure: sum("today"), note };
 }
 
 function cacheHits({ figures }) {
