@@ -76,7 +76,7 @@ JUDGED: dict[str, Judgement] = {
     },
     "ParallelConfig": accept("""tensor_parallel_size data_parallel_size data_parallel_size_local data_parallel_rank
         data_parallel_rank_local data_parallel_master_ip data_parallel_rpc_port dp_sync_interval
-        data_parallel_master_port data_parallel_backend data_parallel_external_lb data_parallel_hybrid_lb is_moe_model
+        data_parallel_master_port data_parallel_external_lb data_parallel_hybrid_lb is_moe_model
         enable_hc_sp enable_expert_parallel enable_batch_sharded_sampling enable_ep_weight_filter enable_eplb
         eplb_config expert_placement_strategy all2all_backend max_parallel_loading_workers disable_custom_all_reduce
         enable_shm_tensor_arena enable_elastic_ep elastic_ep_max_dp_size dbo_decode_token_threshold
@@ -93,6 +93,7 @@ JUDGED: dict[str, Judgement] = {
         "decode_context_parallel_size": only(1, reason=_ONE_RANK),
         "nnodes": only(1, reason="an engine reaches one agent"),
         "distributed_executor_backend": only(None, "mp", "uni", reason="its workers may run beside other agents"),
+        "data_parallel_backend": only("mp", reason="its ranks may run beside other agents"),
         "enable_dbo": only(False, reason="a layer ends twice in a step"),
         "ubatch_size": only(0, 1, reason="a layer ends several times in a step"),
     },

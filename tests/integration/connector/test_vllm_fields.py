@@ -79,6 +79,7 @@ def test_only_tested_releases_start_unless_the_operator_accepts_others(
         ("parallel_config", "prefill_context_parallel_size", 2),
         ("parallel_config", "nnodes", 2),
         ("parallel_config", "distributed_executor_backend", "ray"),
+        ("parallel_config", "data_parallel_backend", "ray"),
         ("parallel_config", "enable_dbo", True),
         ("parallel_config", "ubatch_size", 2),
         ("cache_config", "use_replayssm", True),
