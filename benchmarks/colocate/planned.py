@@ -1,8 +1,8 @@
 """A colocated instance in a PrfaaS deployment: requests per second as the planner promises them, and as served.
 
-Agents carry the KV of long prompts from an engine in another cluster, which has computed them before the clock starts: it
-shall take no cores from the instance. The instance prefills short prompts, and always has requests waiting. A profile
-that does not exist yet is measured first.
+Agents carry the KV of long prompts from an engine in another cluster. It has computed them before the clock starts, so
+that it takes no cores from the instance. The instance prefills short prompts, and always has requests waiting. A
+profile that does not exist yet is measured first.
 
     python -m benchmarks.colocate.planned --profile smollm2.yaml
 """
@@ -97,10 +97,10 @@ class Site:
             client = partial(Client, session=session, num_tokens=num_tokens)
             remote, local = client(self.remote, seed=seed), client(self.local, seed=-seed)
             assert self.remote.prefill is not None
-            before = client(Endpoint(self.remote.prefill), seed=seed)
+            prefill_only = client(Endpoint(self.remote.prefill), seed=seed)
             for request in requests:
                 if request.is_remote:
-                    await before.ask(request.prompt_tokens, 1)
+                    await prefill_only.ask(request.prompt_tokens, 1)
             ends: list[float] = []
             places = asyncio.Semaphore(waiting)
 

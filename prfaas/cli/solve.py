@@ -75,7 +75,7 @@ def _run(flags: argparse.Namespace) -> int:
             print("\n" + "\n\n".join(section.to_text() for section in screen.sections(study)))
     if flags.emit is not None:
         export = startup.load_extra("prfaas.solve.report.export", extra="site")
-        flags.emit.write_text(export.manager_settings(study, *fleets), encoding="utf-8")
+        flags.emit.write_text(export.manager_settings(study, *fleets[:1]), encoding="utf-8")
     if flags.html is not None:
         page = startup.load_extra("prfaas.solve.report.page", extra="plot")
         flags.html.write_text(page.to_html(study, answer), encoding="utf-8")

@@ -205,7 +205,7 @@ class OutboundTransfers:
             self._maybe_end(transfer)
 
     def engine_silent(self, instance: str, *, seconds: float) -> None:
-        """Cancel the incomplete transfers of an engine that answers no health checks and has written nothing for so long."""
+        """Cancel the incomplete transfers of an engine that answers no health checks and has written nothing for `seconds`."""
         if time.monotonic() - self._heard_at.get(instance, 0.0) < seconds:
             return
         for transfer in self._by_id.values():

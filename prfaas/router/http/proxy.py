@@ -39,7 +39,7 @@ def check_path(path: str) -> None:
 class Proxy:
     """Forwards requests to a decode instance.
 
-    `choose` returns an instance for the model that a request names, and its tenant. `headers` of the request go to the engine.
+    `choose` returns an instance for a request's model and tenant. `headers` of the request go to the engine.
     `refused` are fields that a JSON body may not contain.
     """
 

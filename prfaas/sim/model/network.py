@@ -195,6 +195,7 @@ class Transfers:
 
     def progress(self, request: SimulatedRequest, *, waited_seconds: float) -> InboundProgress:
         """Return what has arrived of a request's KV."""
+        # A sender opens its transfer at once, unless its link has been down for the whole wait.
         is_open = waited_seconds > self._egress.down_seconds
         unknown = self._timeline.now, float(is_open), float(is_open)
         started_at, total_bytes, unsent_bytes = self._active.get(request, unknown)

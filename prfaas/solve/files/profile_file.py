@@ -52,8 +52,8 @@ class ColocationPart:
 def _share_table(measured: ColocationPart) -> ShareTable:
     """Return decode's grid of batches and shares. Raise ValueError where a point is missing.
 
-    Over-allocation is ruled out where any share of its own prefills faster. So it is on few cores, where two teams of
-    threads wait for each other.
+    Over-allocation is ruled out if prefill is slower with it than with its least share. This happens on few cores,
+    where two teams of threads wait for each other.
     """
     seconds = {(point.batch, point.share): point.step for point in measured.decode}
     batches = tuple(sorted({batch for batch, _ in seconds}))

@@ -96,7 +96,7 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def manager_settings(study: Study, day: Day | None = None, *others: Day | None) -> str:
+def manager_settings(study: Study, day: Day | None = None) -> str:
     """Return YAML for `prfaas-manager --config`: the threshold, and as comments the roles to start instances with.
 
     Raises:
