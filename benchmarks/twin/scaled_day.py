@@ -20,13 +20,15 @@ from benchmarks.twin.figure import Figure
 from prfaas.manager.planning.demand import needed_instances
 from prfaas.manager.planning.replay import REPLAY_SECONDS, Replay
 from prfaas.manager.state.traffic import MAX_REQUESTS
+from prfaas.model.capacity.decoding import decode_capacity
 from prfaas.model.cost.workload import Workload
 from prfaas.model.deployment import Deployment
 from prfaas.model.planning.plan import Plan
 from prfaas.model.planning.planner import best_plan
+from prfaas.sim.builder import threshold_tokens
 from prfaas.sim.model.request import SimulatedRequest
 from prfaas.sim.scenario import Scenario
-from prfaas.sim.stations import StationTwin
+from prfaas.sim.stations import Station, StationTwin
 from prfaas.sim.workload.traffic import draw_requests
 from prfaas.solve.files import catalog
 from prfaas.solve.files.deployment_file import read_deployment
@@ -58,10 +60,42 @@ class ScaledDay:
         return 1 - self.scaled_price / self.fixed_price
 
 
+class ScalableTwin(StationTwin):
+    """Twin whose stations get other numbers of servers during the run. It begins with all stages."""
+
+    def adopt(self, plan: Plan, *, num_remote: int, batch: int) -> None:
+        """Change the threshold and the instances; `batch` is the largest of a decode instance."""
+        self._threshold = threshold_tokens(plan)
+        (split,) = plan.splits
+        _resize(self.decode, round(split.num_decode) * batch)
+        moved = []
+        for station, num_servers in ((self.local, round(split.num_prefill)), (self.remote, num_remote)):
+            if station is not None:
+                moved += _resize(station, num_servers)
+        for request in moved:
+            self._send(request)
+
+
+def _resize(station: Station, num_servers: int) -> list[SimulatedRequest]:
+    """Change the number of servers, and return the requests that wait although none is left.
+
+    Servers that leave finish their request first.
+    """
+    station._idle += num_servers - station.num_servers
+    station.num_servers = num_servers
+    while station._idle > 0 and station._waiting:
+        station._idle -= 1
+        station._serve(*station._waiting.popleft())
+    left = [] if num_servers else [request for request, _ in station._waiting]
+    if left:
+        station._waiting.clear()
+    return left
+
+
 class _Fleet:
     """Instances by cluster and role as they are asked for, serve and cost."""
 
-    def __init__(self, deployment: Deployment, workload: Workload, twin: StationTwin, sizes: Sizes) -> None:
+    def __init__(self, deployment: Deployment, workload: Workload, twin: ScalableTwin, sizes: Sizes) -> None:
         self._twin = twin
         self._deployment = deployment
         self._workload = workload
@@ -98,7 +132,8 @@ class _Fleet:
         (prfaas,), (pd,) = self._deployment.prfaas, self._deployment.pd
         num_remote, num_prefill = self._serving[prfaas.name, "prefill"], self._serving[pd.name, "prefill"]
         num_decode = self._serving[pd.name, "decode"]
-        self._twin.adopt(self._plan(num_remote, num_prefill, num_decode), num_remote=num_remote)
+        batch = decode_capacity(pd, self._deployment, self._workload).max_batch
+        self._twin.adopt(self._plan(num_remote, num_prefill, num_decode), num_remote=num_remote, batch=batch)
 
     @cache  # noqa: B019 - a fleet lives as long as its run
     def _plan(self, num_remote: int, num_prefill: int, num_decode: int) -> Plan:
@@ -127,7 +162,7 @@ def scaled_day(*, hours: float, seed: int, autoscaled: bool = True) -> ScaledDay
         seed=seed,
     )
     fixed = needed_instances(deployment, workload, MEAN_PER_SECOND * (1 + DEPTH))
-    twin = StationTwin(deployment, workload, best_plan(deployment, workload), Scenario())
+    twin = ScalableTwin(deployment, workload, best_plan(deployment, workload), Scenario())
     fleet = _Fleet(deployment, workload, twin, fixed)
     arrivals = [request.arrival for request in requests]
 

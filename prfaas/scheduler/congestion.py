@@ -106,15 +106,8 @@ def _raise(state: Congestion, cause: Signal, *, now: float, limits: CongestionLi
     if state.multiplier >= limits.max_multiplier:
         return replace(state, calm_since=None)
     higher = min(limits.max_multiplier, state.multiplier * limits.step_ratio)
-    return replace(
-        state,
-        multiplier=higher,
-        changed_at=now,
-        calm_since=None,
-        rose_last=True,
-        cause=cause,
-        cause_pressure=state.pressure,
-    )
+    raised = replace(state, multiplier=higher, changed_at=now, calm_since=None, rose_last=True)
+    return replace(raised, cause=cause, cause_pressure=state.pressure)
 
 
 def cause_in_words(state: Congestion, limits: CongestionLimits) -> str:

@@ -47,21 +47,6 @@ class Station:
         else:
             self._waiting.append((request, seconds))
 
-    def resize(self, num_servers: int) -> list[SimulatedRequest]:
-        """Change the number of servers, and return the requests that wait although none is left.
-
-        Servers that leave finish their request first.
-        """
-        self._idle += num_servers - self.num_servers
-        self.num_servers = num_servers
-        while self._idle > 0 and self._waiting:
-            self._idle -= 1
-            self._serve(*self._waiting.popleft())
-        left = [] if num_servers else [request for request, _ in self._waiting]
-        if left:
-            self._waiting.clear()
-        return left
-
     def _serve(self, request: SimulatedRequest, seconds: float) -> None:
         end = self._timeline.now + seconds
         self.busy.add(self._timeline.now, end, seconds)
@@ -101,7 +86,6 @@ class StationTwin:
         self.egress = Egress(self.timeline, egress_rate, rtt_seconds=scenario.rtt)
         self._transfers = Transfers(self.timeline, self.egress, num_layers=scenario.layers)
         capacity = decode_capacity(pd, deployment, workload)
-        self._slots_per_instance = capacity.max_batch
         slots = round(split.num_decode) * capacity.max_batch
         self._step_seconds = capacity.step_seconds
         self._first_token_seconds = scenario.first_token_steps * capacity.step_seconds
@@ -117,18 +101,6 @@ class StationTwin:
         self._arriving = iter(requests)
         self._await_next()
         self.timeline.run()
-
-    def adopt(self, plan: Plan, *, num_remote: int) -> None:
-        """Change the threshold and the instances of a twin that began with all stages."""
-        self._threshold = threshold_tokens(plan)
-        (split,) = plan.splits
-        self.decode.resize(round(split.num_decode) * self._slots_per_instance)
-        moved = []
-        for station, num_servers in ((self.local, round(split.num_prefill)), (self.remote, num_remote)):
-            if station is not None:
-                moved += station.resize(num_servers)
-        for request in moved:
-            self._send(request)
 
     def loads(self) -> dict[str, Load]:
         """Return the busy share of each station's servers and of the egress, and the egress in bytes per second."""

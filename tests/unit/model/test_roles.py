@@ -64,15 +64,6 @@ def test_overlap_adds_to_one_role_what_the_other_has_at_most() -> None:
         assert few.num_prefill == pytest.approx(1.0, abs=0.02)
 
 
-def test_the_fixed_part_of_steps_leaves_shared_instances_less_than_separate_ones() -> None:
-    """Decode that runs half of the time on all of four instances has smaller batches than on two of them."""
-    traffic = workload(PROMPT, output_tokens=800)
-    mixed = shared(overlapping(0.0), base_seconds=0.015, num_instances=4)
-    (pd,) = mixed.pd
-    apart = replace(mixed, pd=(replace(pd, shared_instances=0),))
-    assert best_plan(mixed, traffic).system_throughput < 0.8 * best_plan(apart, traffic).system_throughput
-
-
 def test_one_shared_cluster_and_its_halves_sustain_the_same() -> None:
     traffic, whole = workload(PROMPT, output_tokens=700), shared(HALVES, base_seconds=0.005, num_instances=4)
     half = replace(whole.pd[0], num_instances=2, shared_instances=2)
