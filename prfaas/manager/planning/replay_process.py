@@ -51,5 +51,5 @@ async def _run(question: bytes) -> tuple[int, bytes, bytes]:
     finally:
         with contextlib.suppress(ProcessLookupError):
             child.kill()
-        status = await child.wait()
-    return status, answer, errors
+        await child.communicate()  # Its end is not noticed before all that it wrote has been read.
+    return await child.wait(), answer, errors
