@@ -13,14 +13,15 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from tools.demo.client import get_json, is_answering
 from tools.demo.english import EnglishAnswer, ask
 from tools.demo.rows import CHUNK_TOKENS, CUT_LINK, Scene, run
 from tools.demo.table import Row, render
 from tools.free_ports import free_address
 from tools.link import LinkShape, Relay
-from tools.processes import Children, ProcessDied
+from tools.processes import Child, Children, ProcessDied
 from tools.real_model import make_real_model
-from tools.stack import Stack, engine_flags, has_cuda
+from tools.stack import START_SECONDS, Stack, engine_flags, has_cuda
 from tools.tiny_models import FAMILIES, VOCABULARY, make_model
 
 # vLLM runs this Mamba2 hybrid in float32 on a CPU, so tokens must be exactly equal.
@@ -96,12 +97,12 @@ def _play(directory: Path, family: str, *, corrupt: bool, keep: bool, say: Any) 
         answer = None
         if english is not None:
             scene = _start_pair(stack, links, english, 1, manager=grpc, router_url=url, say=say)
-            stack.await_server(router, url)
+            _await_instances(children, router, url, {"east/1", "west/1"})
             answer = ask(scene, english)
             sys.stdout.write(f"\n{answer.describe()}\n")
             sys.stdout.flush()
         scene = _start_pair(stack, links, tiny, 0, manager=grpc, router_url=url, say=say)
-        stack.await_server(router, url)
+        _await_instances(children, router, url, {"east/0", "west/0"})
         say(f"router at {url}")
         try:
             rows = run(scene, corrupt=corrupt)
@@ -165,6 +166,18 @@ def _start_pair(
         vocabulary=VOCABULARY,
         say=say,
     )
+
+
+def _await_instances(children: Children, router: Child, url: str, instances: set[str]) -> None:
+    """Wait until the router has reached all these engines."""
+
+    def are_up() -> bool:
+        if not is_answering(f"{url}/health"):
+            return False
+        found = get_json(f"{url}/health")["instances"]
+        return all(found.get(name) for name in instances)
+
+    children.wait_until(router, are_up, seconds=START_SECONDS)
 
 
 def _node(instance: str, kind: str, role: str, model: Path, address: str) -> dict[str, Any]:
