@@ -9,10 +9,12 @@ from typing import Any
 import yaml
 
 import prfaas
+from prfaas.cli import startup
 from prfaas.cli.arguments import OneLineParser, list_of, run, show_progress, value_of
 from prfaas.errors import ConfigError
+from prfaas.model.kv.geometry import Geometry
 from prfaas.solve import endpoint_profile
-from prfaas.solve.endpoint_profile import Measurements, Point
+from prfaas.solve.endpoint_profile import EngineEndpoint, KvCapacity, Measurements, Point
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -25,8 +27,12 @@ def _write_profile(flags: argparse.Namespace) -> int:
     """Measure each point that is not kept from an earlier run, and write what could be measured."""
     partial = flags.output and flags.output.with_suffix(".partial.json")
     results = endpoint_profile.Measurements(partial, {"endpoint": flags.endpoint, "model": flags.model})
-    failed = _measure(flags, results)
-    text = yaml.safe_dump(_profile(flags, results, failed), sort_keys=False, allow_unicode=True)
+    endpoint = EngineEndpoint(flags.endpoint, model=flags.model, vocabulary=flags.vocabulary)
+    capacity = endpoint.kv_capacity()
+    model = _geometry(flags, capacity)
+    failed = _measure(flags, endpoint, results)
+    profile = _profile(flags, results, failed) | _kv_memory(capacity, model)
+    text = yaml.safe_dump(profile, sort_keys=False, allow_unicode=True)
     if flags.output is None:
         print(text, end="")
     else:
@@ -43,6 +49,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"%(prog)s {prfaas.__version__}")
     parser.add_argument("--endpoint", required=True, metavar="URL", help="http://host:port of the engine")
     parser.add_argument("--model", required=True, help="the engine's served model name")
+    parser.add_argument(
+        "--config", metavar="NAME|CONFIG", help="catalogued model or config.json, for its KV memory; default: --model"
+    )
     parser.add_argument("--name", required=True, help="name of the profile")
     parser.add_argument("--hardware", required=True, help="kind of GPU")
     parser.add_argument("--gpus", type=int, default=1, help="GPUs of this instance")
@@ -71,9 +80,30 @@ def _points(flags: argparse.Namespace) -> list[Point]:
     return points + [Point(context, batch=batch) for context in flags.contexts for batch in flags.batches]
 
 
-def _measure(flags: argparse.Namespace, results: Measurements) -> list[str]:
+def _geometry(flags: argparse.Namespace, capacity: KvCapacity | None) -> Geometry | None:
+    """Return the model of the engine; None if the catalog lacks its name and no other is given."""
+    catalog = startup.load_extra("prfaas.solve.files.catalog", extra="site")
+    is_fp8 = capacity is not None and capacity.dtype.startswith("fp8")
+    try:
+        found: Geometry = catalog.find_model(flags.config or flags.model, kv_dtype="fp8" if is_fp8 else "auto")
+        return found
+    except ConfigError:
+        if flags.config:
+            raise
+        return None
+
+
+def _kv_memory(capacity: KvCapacity | None, model: Geometry | None) -> dict[str, Any]:
+    """Return the name of a known model, and the bytes of KV that the engine holds."""
+    if capacity is None or model is None:
+        reason = "give --config" if model is None else "the engine does not report it; write it yourself"
+        sys.stderr.write(f"prfaas-profile: kv_memory is unknown: {reason}\n")
+        return {"model": model.name} if model else {}
+    return {"model": model.name, "kv_memory": round(capacity.num_requests * model.kv_bytes(capacity.num_tokens))}
+
+
+def _measure(flags: argparse.Namespace, endpoint: EngineEndpoint, results: Measurements) -> list[str]:
     """Measure what is missing and return the failures. Raise the first failure if nothing could be measured."""
-    endpoint = endpoint_profile.EngineEndpoint(flags.endpoint, model=flags.model, vocabulary=flags.vocabulary)
     points, failed = _points(flags), []
     # The first request of an engine compiles and warms up.
     endpoint.prefill_seconds(endpoint.prompt(min(flags.lengths)))
@@ -91,6 +121,7 @@ def _measure(flags: argparse.Namespace, results: Measurements) -> list[str]:
                 raise
             failed.append(str(error))
             sys.stderr.write(f"prfaas-profile: {' '.join(str(error).split())}; left out\n")
+    show_progress(len(points), len(points))
     return failed
 
 

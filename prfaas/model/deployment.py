@@ -53,6 +53,11 @@ class ClusterPath:
     target: str
     bytes_per_second: float
 
+    @property
+    def name(self) -> str:
+        """Return the name that plans give to the path."""
+        return f"{self.source}->{self.target}"
+
 
 @dataclass(frozen=True)
 class TenantShare:

@@ -5,10 +5,12 @@ import itertools
 import json
 import math
 import random
+import re
 import statistics
 import threading
 import time
 import urllib.parse
+import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -27,6 +29,7 @@ _ENOUGH = 0.006
 _LEAST = 5
 # Samples that differ more from the median are accidents.
 _OUTLIER = 0.25
+_LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,15 @@ class Measurement:
 
     seconds: float
     error: float
+
+
+@dataclass(frozen=True)
+class KvCapacity:
+    """Requests of `num_tokens` whose KV, of a type of vLLM's, an instance holds at once."""
+
+    num_requests: float
+    num_tokens: float
+    dtype: str
 
 
 class EngineEndpoint:
@@ -81,6 +93,21 @@ class EngineEndpoint:
         lines = self._response_lines(prompt, max_tokens=num_tokens, stream=True, ignore_eos=True, min_tokens=num_tokens)
         # The closing event carries no token.
         return [time.perf_counter() for line in lines if line.startswith(b"data:") and line.strip() != b"data: [DONE]"]
+
+    def kv_capacity(self) -> KvCapacity | None:
+        """Return the KV capacity of all data-parallel engines from vLLM's metrics; None if there is no such metric."""
+        try:
+            with urllib.request.urlopen(self._parts.geturl().rstrip("/") + "/metrics", timeout=10) as answer:
+                lines = answer.read().decode(errors="replace").splitlines()
+        except (OSError, http.client.HTTPException):
+            return None
+        engines = [dict(_LABEL.findall(line)) for line in lines if line.startswith("vllm:cache_config_info{")]
+        try:
+            each = float(engines[0]["kv_cache_max_concurrency"])
+            num_tokens = float(engines[0]["kv_cache_size_tokens"]) / each
+            return KvCapacity(len(engines) * each, num_tokens, engines[0]["cache_dtype"])
+        except (IndexError, KeyError, ValueError):
+            return None
 
     def _response_lines(self, prompt: Sequence[int], **options: Any) -> Iterator[bytes]:
         """Yield the lines of one completion as they arrive. Failures of the endpoint are raised as ConfigError."""

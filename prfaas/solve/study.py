@@ -1,12 +1,13 @@
 """Study of one deployment and one workload: all results of the planner, computed once."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from prfaas.errors import ConfigError
 from prfaas.model.capacity import ttft
 from prfaas.model.capacity.bound import Bound, lp_bound, whole_bound
 from prfaas.model.capacity.decoding import DecodeCapacity
 from prfaas.model.capacity.loads import LoadModel
+from prfaas.model.capacity.program import BYTES_PER_GBIT
 from prfaas.model.capacity.ttft import Ttft
 from prfaas.model.cost.curve import of_new_tokens, unit_cost
 from prfaas.model.cost.lengths import expectation
@@ -114,6 +115,33 @@ def study(
         inferred=tuple(dict.fromkeys([*inferred, *inferred_inputs(deployment, workload)])),
         notes=notes(deployment, workload, plan, loads),
     )
+
+
+def gain(study: Study, resource: str) -> float:
+    """Return the requests per second that one more unit of a resource in `duals` adds to the plan, with whole roles."""
+    kind, _, where = resource.partition(":")
+    instances, rate = (1, 0.0) if kind == "instance" else (0, BYTES_PER_GBIT)
+    deployment = study.main.deployment
+    prfaas = (
+        replace(
+            cluster,
+            num_instances=cluster.num_instances + instances,
+            egress_bytes_per_second=cluster.egress_bytes_per_second + rate,
+        )
+        if cluster.name == where
+        else cluster
+        for cluster in deployment.prfaas
+    )
+    pd = (
+        replace(cluster, num_instances=cluster.num_instances + 1) if cluster.name == where else cluster
+        for cluster in deployment.pd
+    )
+    paths = (
+        replace(path, bytes_per_second=path.bytes_per_second + rate) if path.name == where else path
+        for path in deployment.paths
+    )
+    grown = replace(deployment, prfaas=tuple(prfaas), pd=tuple(pd), paths=tuple(paths))
+    return best_plan(grown, study.workload).system_throughput - study.main.plan.system_throughput
 
 
 def _option(deployment: Deployment, workload: Workload, plan: Plan, arrivals: float, hour: float | None) -> Option:

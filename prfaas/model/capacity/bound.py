@@ -45,7 +45,7 @@ class Bound:
         deployment, solution = loads.deployment, self.solution
         names = [f"instance:{cluster.name}" for cluster in deployment.clusters]
         names += [f"gbps:{cluster.name}" for cluster in deployment.prfaas]
-        names += [f"gbps:{path.source}->{path.target}" for path in deployment.paths]
+        names += [f"gbps:{path.name}" for path in deployment.paths]
         prices = (solution.remote, solution.roles, solution.egress * BYTES_PER_GBIT, solution.paths * BYTES_PER_GBIT)
         return dict(zip(names, np.concatenate(prices).tolist(), strict=True))
 

@@ -58,7 +58,8 @@ def roofline(
     if memory <= 0:
         raise ConfigError(
             f"model {model.name!r}: its weights of {size.weight_bytes / 1e9:.0f} GB do not fit {num_gpus} {gpu.name} of "
-            f"{gpu.memory / 1e9:.0f} GB; write a larger gpus_per_instance"
+            f"{gpu.memory / 1e9:.0f} GB; write a larger gpus_per_instance "
+            f'(on the command line the last number of "64x{gpu.name}:{2 * num_gpus}")'
         )
     prefill = PrefillProfile(_prefill(size, num_gpus * gpu.flops, num_gpus * gpu.bandwidth), 1, _MAX_TOKENS)
     label = name or f"{num_gpus} {gpu.name}"

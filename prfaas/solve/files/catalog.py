@@ -1,6 +1,7 @@
 """Models, profiles and deployments that come with the package, and the user's files in the same forms."""
 
 import json
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
@@ -109,19 +110,25 @@ def find_gpu(name: str) -> Gpu:
     return Gpu(entry, **gpus[entry])
 
 
-def check_model(profile: Profile, model: Geometry, *, cluster: str) -> None:
-    """Raise ConfigError if a profile was measured with another model of the catalog."""
-    if not profile.model or profile.model == model.name:
-        return
+def profile_of_model(profile: Profile, model: Geometry, *, cluster: str) -> Profile:
+    """Return a profile, marked as inferred if a name outside the catalog hides whether it was measured with `model`.
+
+    Raises:
+        ConfigError: it was measured with another model of the catalog.
+    """
+    if profile.model in ("", model.name):
+        return profile
     try:
-        measured = _model_named(profile.model)
+        measured, served = _model_named(profile.model), _model_named(model.name)
     except ConfigError:
-        return
-    if measured != model.name:
-        raise ConfigError(
-            f"cluster {cluster!r}: profile {profile.name!r} is of {measured}, but the deployment serves {model.name}; "
-            f"write hardware: {profile.hardware} in place of the profile for an inferred one"
-        )
+        assumed = f"that {profile.model!r} of profile {profile.name} is {model.name}"
+        return replace(profile, inferred=(*profile.inferred, assumed))
+    if measured == served:
+        return profile
+    raise ConfigError(
+        f"cluster {cluster!r}: profile {profile.name!r} is of {measured}, but the deployment serves {served}; "
+        f"write hardware: {profile.hardware} in place of the profile for an inferred one"
+    )
 
 
 def find_profile(name: str, *, beside: Path | None = None) -> Profile:

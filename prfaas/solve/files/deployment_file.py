@@ -163,8 +163,8 @@ def _profile(section: ClusterSection, model: Geometry, folder: Path) -> tuple[Pr
     if section.profile:
         if section.measured:
             raise ConfigError(f"cluster {section.name!r}: measured: needs hardware; a profile is measured already")
-        profile = catalog.find_profile(section.profile, beside=folder)
-        catalog.check_model(profile, model, cluster=section.name)
+        found = catalog.find_profile(section.profile, beside=folder)
+        profile = catalog.profile_of_model(found, model, cluster=section.name)
         return profile, None if section.price is None else section.price + section.energy_price
     gpu, count = catalog.find_gpu(section.hardware), section.gpus_per_instance
     profile = roofline(model, gpu, count, measured=_measured(section), name=f"{section.name} ({count} {gpu.name})")

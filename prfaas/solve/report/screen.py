@@ -11,7 +11,7 @@ from prfaas.model.planning.fleet import Day
 from prfaas.model.planning.plan import Plan
 from prfaas.solve.files.quantities import show_gbps, show_seconds, show_tokens
 from prfaas.solve.report.export import figures
-from prfaas.solve.study import Study
+from prfaas.solve.study import Study, gain
 
 _NONE = "-"
 # Label and format of a deployment's figures, by their JSON name.
@@ -166,22 +166,30 @@ def _energy(deployment: Deployment) -> str:
     return f"; draws {deployment.kilowatts:,.0f} kW, {deployment.carbon_per_hour:,.0f} kg of CO2 an hour"
 
 
+# Requests per second that a purchase must add to be named.
+_LEAST_GAIN = 5e-3
 _LIMITS = {"prfaas": "remote prefill", "link": "the links", "pd-prefill": "local prefill", "pd-decode": "decode"}
 
 
 def _purchase(study: Study) -> str:
     """Return what limits the plan, and the resource that adds most: per price of an instance if all prices are known."""
     limit = f"{_LIMITS[study.main.plan.limit]}"
-    instances = {name: value for name, value in study.duals.items() if name.startswith("instance:") and value > 0}
+    gains = {
+        name: gain(study, name)
+        for name, value in study.duals.items()
+        if name.startswith("instance:") or value > _LEAST_GAIN
+    }
+    gains = {name: added for name, added in gains.items() if added > _LEAST_GAIN}
+    prices = {f"instance:{cluster.name}": cluster.price_per_hour for cluster in study.main.deployment.clusters}
+    instances = [name for name in gains if name in prices]
     if not instances:
         return limit
-    prices = {f"instance:{cluster.name}": cluster.price_per_hour for cluster in study.main.deployment.clusters}
-    best = max(instances, key=lambda name: instances[name] / (prices[name] or 1.0))
-    text = f"{limit}; one more instance of {best.partition(':')[2]} adds {instances[best]:.2f} req/s"
-    links = {name: value for name, value in study.duals.items() if name.startswith("gbps:") and value > 1e-3}
+    best = max(instances, key=lambda name: gains[name] / (prices[name] or 1.0))
+    text = f"{limit}; one more instance of {best.partition(':')[2]} adds {gains[best]:.2f} req/s"
+    links = gains.keys() - prices.keys()
     if links:
-        link = max(links, key=lambda name: links[name])
-        text += f", one more Gbit/s of {link.partition(':')[2]} {links[link]:.2f}"
+        link = max(links, key=lambda name: gains[name])
+        text += f", one more Gbit/s of {link.partition(':')[2]} {gains[link]:.2f}"
     return text
 
 
@@ -279,7 +287,7 @@ def _units(deployment: Deployment) -> dict[str, float]:
     """Return the number of each resource that has a price in the bound."""
     units = {f"instance:{cluster.name}": float(cluster.num_instances) for cluster in deployment.clusters}
     units |= {f"gbps:{cluster.name}": cluster.egress_bytes_per_second * 8e-9 for cluster in deployment.prfaas}
-    return units | {f"gbps:{path.source}->{path.target}": path.bytes_per_second * 8e-9 for path in deployment.paths}
+    return units | {f"gbps:{path.name}": path.bytes_per_second * 8e-9 for path in deployment.paths}
 
 
 def _queueing(study: Study) -> Section:

@@ -92,6 +92,20 @@ def test_a_model_by_name_and_numbers_of_gpus_are_enough(
     assert "prfaas-h100: 2 prefill" in page.read_text()
 
 
+@pytest.mark.parametrize(("more", "clusters"), [("72xH20", TRIAL[:2]), ("64xH20", ("--prfaas", "24xH100"))])
+def test_the_named_purchase_adds_what_its_own_plan_sustains(
+    capsys: pytest.CaptureFixture[str], more: str, clusters: tuple[str, str]
+) -> None:
+    """The linear program would promise 0.90 of an instance, since its instances may divide their time."""
+    model = ("--model", "Qwen3-Next", "--bandwidth", "25Gbps")
+    plain = answer_json(capsys, *model, *TRIAL)["deployments"][0]["system_throughput"]
+    grown = answer_json(capsys, *model, *clusters, "--pd", more)["deployments"][0]["system_throughput"]
+    found = re.search(r"of (\S+) adds ([\d.]+) req/s", answer(capsys, *model, *TRIAL, "--prices", "h100=99,h20=1"))
+    dear = re.search(r"of (\S+) adds ([\d.]+) req/s", answer(capsys, *model, *TRIAL, "--prices", "h100=1,h20=99"))
+    named = {match[1]: float(match[2]) for match in (found, dear) if match}
+    assert named["pd-h20" if more == "72xH20" else "prfaas-h100"] == pytest.approx(grown - plain, abs=0.006)
+
+
 def test_every_output_shows_the_fleet_that_the_demand_chose(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     demand, emitted = ("--prices", "h200=24,h20=12", "--demand", "2req/s"), tmp_path / "manager.yaml"
     found = answer_json(capsys, *demand, "--emit", str(emitted), "--plot", str(tmp_path))

@@ -13,6 +13,7 @@ import pytest
 from prfaas.cli.profile import main
 from prfaas.errors import ConfigError
 from prfaas.solve import endpoint_profile
+from prfaas.solve.files import catalog
 from prfaas.solve.files.profile_file import read_profile
 from tests.support.waiting import POLL_SECONDS
 
@@ -26,6 +27,15 @@ class Engine(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     seen: set[tuple[int, ...]]
     decoding: list[object]
+
+    def do_GET(self) -> None:
+        """Return vLLM's metric of two data-parallel engines."""
+        labels = 'cache_dtype="auto",kv_cache_max_concurrency="2.5",kv_cache_size_tokens="20000"'
+        page = "".join(f'vllm:cache_config_info{{{labels},engine="{index}"}} 1.0\n' for index in range(2)).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(page)))
+        self.end_headers()
+        self.wfile.write(page)
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -83,11 +93,20 @@ def test_measured_profile_agrees_with_the_engine(endpoint: str, tmp_path: Path) 
     sizes = "--lengths 500,2K,4K --cached 400,800 --append 500,1K --batches 1,4 --contexts 20 --decode-tokens 12"
     assert main([*flags(endpoint, file), *sizes.split()]) == 0
     profile = read_profile(file)
+    assert profile.model == "known" and profile.kv_memory_bytes is None
     assert _may_be(profile.prefill.seconds(3000), PREFILL_SECONDS + 3000 * TOKEN_SECONDS)
     assert _may_be(profile.prefill.seconds(800, 600), PREFILL_SECONDS + 800 * TOKEN_SECONDS)
     assert profile.decode is not None
     assert _may_be(profile.decode.step_seconds(4, 20), STEP_SECONDS + 4 * STEP_SECONDS_EACH)
     assert "prfaas-profile" in profile.source
+
+
+def test_kv_memory_is_what_the_engines_report_for_their_model(endpoint: str, tmp_path: Path) -> None:
+    file = tmp_path / "p.yaml"
+    sizes = ["--lengths", "500,1K,2K", "--batches", "1,2", "--contexts", "20", "--repeats", "3"]
+    assert main([*flags(endpoint, file), *sizes, "--config", "Qwen3-Next"]) == 0
+    profile, model = read_profile(file), catalog.find_model("Qwen3-Next")
+    assert (profile.model, profile.kv_memory_bytes) == (model.name, round(5 * model.kv_bytes(8000)))
 
 
 def _may_be(measured: float, true: float) -> bool:
@@ -105,6 +124,7 @@ def _may_be(measured: float, true: float) -> bool:
         (["--batches", "0"], "at least 1"),
         (["--repeats", "0"], "at least 3"),
         (["--vocabulary", "5"], "vocabulary 5"),
+        (["--config", "none"], "no such model"),
     ],
 )
 def test_unusable_input_is_one_line_and_exit_2(

@@ -34,6 +34,28 @@ def test_invalid_model_config_is_refused(tmp_path: Path, text: str) -> None:
         catalog.find_model("config.json", beside=tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("model", "measured_with", "is_marked"),
+    [
+        ("Qwen3-Next", "Qwen/Qwen3-Next-80B-A3B-Instruct", False),
+        ("Qwen3-Next", "our-model", True),
+        ("config.json", "Qwen/Qwen3-Next-80B-A3B-Instruct", True),
+    ],
+)
+def test_profile_whose_model_cannot_be_compared_is_marked(
+    tmp_path: Path, model: str, measured_with: str, is_marked: bool
+) -> None:
+    entry = json.loads((catalog.FOLDER / "models" / "Qwen3-Next-80B-A3B.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(entry["config"]))
+    points = "[{tokens: 1K, seconds: 1}, {tokens: 2K, seconds: 2}, {tokens: 4K, seconds: 5}]"
+    (tmp_path / "p.yaml").write_text(
+        f"{{name: p, hardware: X, source: test, model: {measured_with}, prefill: {{points: {points}}}}}"
+    )
+    text = f"model: {model}\npd: [{{name: near, profile: p.yaml, instances: 8}}]\n"
+    (cluster,) = read_deployment(written(tmp_path, text))[0].pd
+    assert any(measured_with in text for text in cluster.profile.inferred) == is_marked
+
+
 def test_unknown_names_list_the_known_ones() -> None:
     with pytest.raises(ConfigError, match="Kimi-Linear-48B-A3B"):
         catalog.find_model("kimi")
