@@ -17,7 +17,9 @@ from benchmarks.solver.grid import grid_search
 from benchmarks.solver.large import write_deployment, write_trace
 from benchmarks.solver.paper import TABLE_3_TOKENS, TABLE_6, sizing_claims
 from benchmarks.solver.paper_form import STEP_TOKENS, table_6
+from benchmarks.solver.roofline_fit import errors
 from prfaas.model.capacity.loads import LoadModel
+from prfaas.model.cost.roofline import BAND
 from prfaas.model.planning.planner import best_plan, homogeneous, naive
 from prfaas.model.planning.single_pd import SinglePd
 from prfaas.solve.files import catalog
@@ -42,7 +44,7 @@ class Figure:
 
 def main() -> int:
     """Measure, print, write; 1 when a bar is missed."""
-    figures = [figure for part in (_table_6, _optimality, _sizing, _speed, _large) for figure in part()]
+    figures = [figure for part in (_table_6, _optimality, _sizing, _roofline, _speed, _large) for figure in part()]
     for figure in figures:
         print(f"{'holds ' if figure.holds else 'MISSES'}  {figure.name}: {figure.figure}  (bar: {figure.bar})")
         if figure.baseline is not None:
@@ -99,6 +101,14 @@ def _sizing() -> Iterator[Figure]:
     )
     errors = [f"{independent.seconds(n) / implied.seconds(n) - 1:+.0%}" for n in TABLE_3_TOKENS]
     yield Figure("AIConfigurator's prefill against Table 3's, Qwen3-235B at 1K, 8K, 32K, 128K", errors, "stated", True)
+
+
+def _roofline() -> Iterator[Figure]:
+    low, high = BAND
+    for found in errors():
+        shown = [[f"{error:+.0%}" for error in part] for part in (found.fitted, found.left_out)]
+        holds = all(low <= 1 / (1 + error) <= high for error in (*found.fitted, *found.left_out))
+        yield Figure(f"roofline, {found.model}: errors, and left out of the fit", shown, f"{low} to {high}", holds)
 
 
 def _cpu_seconds(run: Callable[[], object]) -> dict[str, float]:

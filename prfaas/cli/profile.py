@@ -12,9 +12,8 @@ import prfaas
 from prfaas.cli import startup
 from prfaas.cli.arguments import OneLineParser, list_of, run, show_progress, value_of
 from prfaas.errors import ConfigError
-from prfaas.model.kv.geometry import Geometry
 from prfaas.solve import endpoint_profile
-from prfaas.solve.endpoint_profile import EngineEndpoint, KvCapacity, Measurements, Point
+from prfaas.solve.endpoint_profile import EngineEndpoint, Measurements, Point
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -28,11 +27,11 @@ def _write_profile(flags: argparse.Namespace) -> int:
     partial = flags.output and flags.output.with_suffix(".partial.json")
     results = endpoint_profile.Measurements(partial, {"endpoint": flags.endpoint, "model": flags.model})
     endpoint = EngineEndpoint(flags.endpoint, model=flags.model, vocabulary=flags.vocabulary)
-    capacity = endpoint.kv_capacity()
-    model = _geometry(flags, capacity)
+    kv_memory = _kv_memory(flags, endpoint)
     failed = _measure(flags, endpoint, results)
-    profile = _profile(flags, results, failed) | _kv_memory(capacity, model)
-    text = yaml.safe_dump(profile, sort_keys=False, allow_unicode=True)
+    if "kv_memory" not in kv_memory:
+        sys.stderr.write("prfaas-profile: kv_memory is unknown; name the model by --config, or write it yourself\n")
+    text = yaml.safe_dump(_profile(flags, results, failed) | kv_memory, sort_keys=False, allow_unicode=True)
     if flags.output is None:
         print(text, end="")
     else:
@@ -80,25 +79,18 @@ def _points(flags: argparse.Namespace) -> list[Point]:
     return points + [Point(context, batch=batch) for context in flags.contexts for batch in flags.batches]
 
 
-def _geometry(flags: argparse.Namespace, capacity: KvCapacity | None) -> Geometry | None:
-    """Return the model of the engine; None if the catalog lacks its name and no other is given."""
-    catalog = startup.load_extra("prfaas.solve.files.catalog", extra="site")
+def _kv_memory(flags: argparse.Namespace, endpoint: EngineEndpoint) -> dict[str, Any]:
+    """Return the model's catalogued name, and the bytes of KV that the engine holds, as far as they are known."""
+    catalog, capacity = startup.load_extra("prfaas.solve.files.catalog", extra="site"), endpoint.kv_capacity()
     is_fp8 = capacity is not None and capacity.dtype.startswith("fp8")
     try:
-        found: Geometry = catalog.find_model(flags.config or flags.model, kv_dtype="fp8" if is_fp8 else "auto")
-        return found
+        model = catalog.find_model(flags.config or flags.model, kv_dtype="fp8" if is_fp8 else "auto")
     except ConfigError:
         if flags.config:
             raise
-        return None
-
-
-def _kv_memory(capacity: KvCapacity | None, model: Geometry | None) -> dict[str, Any]:
-    """Return the name of a known model, and the bytes of KV that the engine holds."""
-    if capacity is None or model is None:
-        reason = "give --config" if model is None else "the engine does not report it; write it yourself"
-        sys.stderr.write(f"prfaas-profile: kv_memory is unknown: {reason}\n")
-        return {"model": model.name} if model else {}
+        return {}
+    if capacity is None:
+        return {"model": model.name}
     return {"model": model.name, "kv_memory": round(capacity.num_requests * model.kv_bytes(capacity.num_tokens))}
 
 

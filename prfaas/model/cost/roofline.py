@@ -11,13 +11,8 @@ from prfaas.model.cost.profile import DecodeProfile, PrefillProfile, Profile
 from prfaas.model.kv.geometry import Geometry
 from prfaas.model.kv.parameters import ModelSize
 
-# Seconds of a prompt before and after its computation.
-_PROMPT_SECONDS = 0.353
-# Memory traffic per token and root of the active parameters, which makes models with small layers inefficient.
-_BYTES_PER_ROOT_PARAMETER = 6.2e3
-_ATTENTION_EFFICIENCY = 0.626
 # Prefill times of a model that the fit has not seen lie within these ratios of the estimate.
-BAND = (0.75, 1.55)
+BAND = (0.75, 1.35)
 # Assumed, since no decode times are public: fixed seconds of a step, and shares of the peaks.
 _STEP_SECONDS = 0.006
 _BANDWIDTH_EFFICIENCY = 0.7
@@ -27,6 +22,19 @@ _MEMORY_RATIO = 0.9
 _ACTIVATION_BYTES = 2e9
 _MAX_BATCH = 512
 _MAX_TOKENS = 1 << 20
+
+
+@dataclass(frozen=True)
+class PrefillConstants:
+    """Seconds of a prompt before and after its computation, and what the passes and the attention of a token cost.
+
+    `bytes_per_root_parameter` is memory traffic per token and root of the active parameters, which makes models with
+    small layers inefficient.
+    """
+
+    prompt_seconds: float = 0.353
+    bytes_per_root_parameter: float = 6.2e3
+    attention_efficiency: float = 0.626
 
 
 @dataclass(frozen=True)
@@ -61,7 +69,7 @@ def roofline(
             f"{gpu.memory / 1e9:.0f} GB; write a larger gpus_per_instance "
             f'(on the command line the last number of "64x{gpu.name}:{2 * num_gpus}")'
         )
-    prefill = PrefillProfile(_prefill(size, num_gpus * gpu.flops, num_gpus * gpu.bandwidth), 1, _MAX_TOKENS)
+    prefill = PrefillProfile(prefill_curve(size, gpu, num_gpus), 1, _MAX_TOKENS)
     label = name or f"{num_gpus} {gpu.name}"
     low, high = BAND
     how = f"times and memory of {label} (roofline; prefill takes {low:g} to {high:g} times as long)"
@@ -82,16 +90,18 @@ def roofline(
     )
 
 
-def _prefill(size: ModelSize, flops: float, bandwidth: float) -> Curve:
+def prefill_curve(size: ModelSize, gpu: Gpu, num_gpus: int, constants: PrefillConstants = PrefillConstants()) -> Curve:
     """Return T(l): fixed seconds, the passes of all tokens, and attention between pairs."""
-    per_token = 2.0 * size.active / flops + _BYTES_PER_ROOT_PARAMETER * size.active**0.5 / bandwidth
-    attention = flops * _ATTENTION_EFFICIENCY
+    flops, fixed = num_gpus * gpu.flops, constants.prompt_seconds
+    traffic = constants.bytes_per_root_parameter * size.active**0.5
+    per_token = 2.0 * size.active / flops + traffic / (num_gpus * gpu.bandwidth)
+    attention = flops * constants.attention_efficiency
     square, window = size.pair_flops / 2.0 / attention, size.window_pair_flops / attention
     if not window:
-        return polynomial(_PROMPT_SECONDS, per_token, square)
-    short = (_PROMPT_SECONDS, per_token, square + window / 2.0)
+        return polynomial(fixed, per_token, square)
+    short = (fixed, per_token, square + window / 2.0)
     width = float(size.window_tokens)
-    long = (_PROMPT_SECONDS - window * width**2 / 2.0, per_token + window * width, square)
+    long = (fixed - window * width**2 / 2.0, per_token + window * width, square)
     return Curve((width,), (short, long))
 
 

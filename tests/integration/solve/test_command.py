@@ -86,7 +86,7 @@ def test_a_model_by_name_and_numbers_of_gpus_are_enough(
 ) -> None:
     page = tmp_path / "plan.html"
     text = answer(capsys, "--model", model, *TRIAL, "--plot", str(tmp_path), "--html", str(page))
-    assert "0.75 to 1.55 times as long" in text
+    assert "0.75 to 1.35 times as long" in text
     assert "prfaas-h100: 2 prefill" in text
     assert (tmp_path / "threshold.svg").is_file()
     assert "prfaas-h100: 2 prefill" in page.read_text()
