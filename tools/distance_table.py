@@ -1,4 +1,4 @@
-"""Table of TTFT by round trip, from the results of `make bench AREA=connector`."""
+"""Table and headline of TTFT by round trip, from the results of `make bench AREA=connector`."""
 
 from __future__ import annotations
 
@@ -42,6 +42,19 @@ def _spread(seconds: dict[str, float]) -> str:
     return f"+{seconds['median']:.2f} s ({seconds['min']:.2f} to {seconds['max']:.2f})"
 
 
-def current() -> str:
-    """Return the table for the committed results."""
-    return distance_table(json.loads(RESULTS.read_text()))
+def headline(results: dict[str, Any]) -> str:
+    """Return the sentences of the README about the first link."""
+    measured = results["ttft_over_distance"]
+    link = measured["links"][0]
+    ours, nixl = (link["beyond_local_seconds"][way]["median"] for way in ("layer by layer", "NIXL pull"))
+    return (
+        f"**What it costs.** With a round trip of {1e3 * link['rtt_seconds']:.0f} ms between the clusters, a prompt of "
+        f"{measured['prompt_tokens']:,} tokens gets its first token {ours:.2f} s later than from one engine alone.\n"
+        f"vLLM's NixlConnector adds {nixl:.2f} s on the same link ([conditions](#what-distance-costs))."
+    )
+
+
+def current() -> tuple[dict[str, str], dict[str, str]]:
+    """Return the table and the headline for the committed results, each by its name in pages."""
+    results = json.loads(RESULTS.read_text())
+    return {"time to the first token over distance": distance_table(results)}, {"cost of distance": headline(results)}

@@ -196,10 +196,11 @@ class Planner:
         )
 
     def _rates(self) -> dict[Pair, float]:
-        """Return each path's rate; 0 if unknown."""
+        """Return each path's measured rate, at most the file's; 0 if unknown."""
         within, file = max(self._config.plan_seconds, MIN_RATE_LIFETIME_SECONDS), self._deployment
         pairs = [(cluster.name, pd.name) for cluster in file.prfaas for pd in file.pd]
-        return {pair: self._paths.planned_bytes_per_second(*pair, within_seconds=within) for pair in pairs}
+        measured = {pair: self._paths.planned_bytes_per_second(*pair, within_seconds=within) for pair in pairs}
+        return {pair: min(rate, self.listed_rate(*pair)) for pair, rate in measured.items()}
 
     def _leads(self, inputs: PlanInputs) -> bool:
         """Return whether this manager makes the plan: it writes the first live PD cluster."""

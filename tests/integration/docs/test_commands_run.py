@@ -67,7 +67,7 @@ TRACE = "".join(
     f'{{"timestamp": {n * 400}, "input_length": 4000, "output_length": 200, "hash_ids": [{n}, {n + 1}]}}\n'
     for n in range(200)
 )
-SCENARIO = "load: 50%\nrequests: 200\n"
+SCENARIO = "requests: 200\n"
 
 
 def _helm() -> str:

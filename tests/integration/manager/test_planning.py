@@ -76,10 +76,14 @@ async def test_threshold_is_solved_for_live_instances(deployment: Deployment, fi
     assert plan.inputs["instances"] == "the nodes that are alive"
 
 
-async def test_measured_rate_replaces_that_of_the_file(deployment: Deployment, file: Path) -> None:
+@pytest.mark.parametrize(("listed", "measured"), [("100Gbps", 20e6), ("160Mbps", 12.5e9)])
+async def test_the_lower_of_the_measured_rate_and_that_of_the_file_counts(
+    deployment: Deployment, file: Path, listed: str, measured: float
+) -> None:
+    file.write_text(FILE.replace("100Gbps", listed))
     manager = await deployment.start_manager(deployment=file)
-    slow = Figures(links=(replace(LINK, capacity_bytes_per_second=20e6),))
-    await _node(deployment, "p1", manager, figures=slow)
+    figures = Figures(links=(replace(LINK, capacity_bytes_per_second=measured),))
+    await _node(deployment, "p1", manager, figures=figures)
     await _node(deployment, "d1", manager)
     await until(
         lambda: manager.paths.planned_bytes_per_second("prfaas", "pd", within_seconds=60) > 0, what="the link's rate"
@@ -87,7 +91,7 @@ async def test_measured_rate_replaces_that_of_the_file(deployment: Deployment, f
     await _node(deployment, "i1", manager)  # A new node makes a new plan due at once.
     await until(lambda: _links_of(manager).startswith("measured: prfaas to pd"), what="a plan with the measured rate")
     await until(
-        lambda: manager.routing.threshold_tokens > 60_000, what="its t: with the listed 100 Gbit/s about 23,000"
+        lambda: manager.routing.threshold_tokens > 60_000, what="the t of 160 Mbit/s: with 100 Gbit/s about 23,000"
     )
 
 

@@ -27,12 +27,13 @@ export const titleOf = (change) => KINDS[change.kind]?.[0] ?? change.kind;
 const moodOf = (change) => KINDS[change.kind]?.[1] ?? "";
 
 const STEPWISE = ["congestion", "calm"]; // A threshold moves in steps.
+const APART_SECONDS = 30; // Rises of t so far apart are events of their own.
 
 // Events that a chart marks: not those that its own lines show.
 export const marksOf = (figures) => figures.changes.filter(({ kind }) => kind !== "plan" && !STEPWISE.includes(kind)).map((change) => ({ at: change.at, mood: moodOf(change), title: titleOf(change) }));
 
-// Steps by which t of a path rises, and falls again, become one event with the cause of its first step. Other events may
-// lie between them.
+// Steps by which t of a path rises soon after each other, and falls again, become one event with the cause of its first
+// step. Other events may lie between them.
 export function incidents(changes) {
   const found = [];
   const latest = new Map(); // By path, if t moved in steps.
@@ -40,7 +41,8 @@ export function incidents(changes) {
     const { at, kind, subject, detail } = change;
     const [from, to] = change.thresholds ?? [];
     const newer = STEPWISE.includes(kind) ? latest.get(subject) : undefined;
-    if (newer && (newer.first === kind || kind === "congestion")) {
+    const continues = newer?.first === kind ? newer.since - at < APART_SECONDS : newer && kind === "congestion";
+    if (continues) {
       Object.assign(newer, { since: at, first: kind, detail, from, top: Math.max(newer.top, from, to) });
       continue;
     }
@@ -77,6 +79,6 @@ function entry(change, key) {
   const { at, since, detail } = change;
   return html("li", { class: moodOf(change), "data-key": key, "data-kind": change.kind },
     html("time", { datetime: new Date(since * 1000).toISOString() }, when(since), at > since ? html("small", {}, ` to ${when(at)}`) : ""),
-    html("p", {}, html("strong", {}, titleOf(change)), ` ${change.subject}`),
+    html("p", {}, html("strong", {}, titleOf({ kind: change.first })), ` ${change.subject}`),
     html("p", { class: "detail" }, change.thresholds ? `t ${movement(change)}` : detail));
 }
