@@ -46,10 +46,10 @@ def headline(results: dict[str, Any]) -> str:
     """Return the sentences of the README about the first link."""
     measured = results["ttft_over_distance"]
     link = measured["links"][0]
-    ours, nixl = (link["beyond_local_seconds"][way]["median"] for way in ("layer by layer", "NIXL pull"))
+    layerwise, nixl = (link["beyond_local_seconds"][way]["median"] for way in ("layer by layer", "NIXL pull"))
     return (
         f"**What it costs.** With a round trip of {1e3 * link['rtt_seconds']:.0f} ms between the clusters, a prompt of "
-        f"{measured['prompt_tokens']:,} tokens gets its first token {ours:.2f} s later than from one engine alone.\n"
+        f"{measured['prompt_tokens']:,} tokens gets its first token {layerwise:.2f} s later than from one engine alone.\n"
         f"vLLM's NixlConnector adds {nixl:.2f} s on the same link ([conditions](#what-distance-costs))."
     )
 

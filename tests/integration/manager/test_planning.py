@@ -76,11 +76,15 @@ async def test_threshold_is_solved_for_live_instances(deployment: Deployment, fi
     assert plan.inputs["instances"] == "the nodes that are alive"
 
 
+def _list_rate(file: Path, rate: str) -> None:
+    file.write_text(FILE.replace("100Gbps", rate))
+
+
 @pytest.mark.parametrize(("listed", "measured"), [("100Gbps", 20e6), ("160Mbps", 12.5e9)])
 async def test_the_lower_of_the_measured_rate_and_that_of_the_file_counts(
     deployment: Deployment, file: Path, listed: str, measured: float
 ) -> None:
-    file.write_text(FILE.replace("100Gbps", listed))
+    _list_rate(file, listed)
     manager = await deployment.start_manager(deployment=file)
     figures = Figures(links=(replace(LINK, capacity_bytes_per_second=measured),))
     await _node(deployment, "p1", manager, figures=figures)
