@@ -19,6 +19,7 @@ from tools.tiny_models import make_eagle, make_model
 pytestmark = [pytest.mark.vllm, pytest.mark.soak, pytest.mark.timeout(1800)]
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
 NUM_LIVES = 25  # In each part; `-k ngram-3` runs one part of both n-gram situations.
+MAX_PARTS = 8
 NUM_AT_ONCE = 5
 ACCEPTED, DRAFTED = "vllm:spec_decode_num_accepted_tokens_total", "vllm:spec_decode_num_draft_tokens_total"
 
@@ -31,12 +32,13 @@ class Situation:
     model: str = ""
     on_prefill: bool = True
     draft_kv: bool = True
+    num_parts: int = 1
 
 
 OWN = {"method": "draft_model", "num_speculative_tokens": 3}
 SITUATIONS = {
-    "decode ngram": Situation(NGRAM, on_prefill=False),
-    "both ngram": Situation(NGRAM),
+    "decode ngram": Situation(NGRAM, on_prefill=False, num_parts=4),
+    "both ngram": Situation(NGRAM, num_parts=MAX_PARTS),
     "both draft_model": Situation(OWN, model="target"),
     "decode draft_model": Situation(OWN, model="target", on_prefill=False, draft_kv=False),
     "both eagle": Situation({"method": "eagle", "num_speculative_tokens": 3}, model="eagle"),
@@ -63,14 +65,14 @@ def _prompt(source: random.Random) -> list[int]:
     return (phrase * 300)[: source.randrange(2, 3 * CHUNK_TOKENS)]
 
 
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", range(MAX_PARTS))
 def test_tokens_equal_those_of_one_engine_in_many_lives(
     speculating: EnginePair, request: pytest.FixtureRequest, part: int, record_property: Callable[[str, object], None]
 ) -> None:
     """Later turns take up what earlier answers, some of them ended inside a draft, left in the pool."""
     situation = request.node.callspec.params["speculating"]
-    if part and SITUATIONS[situation].drafts is not NGRAM:
-        pytest.skip("one part of this situation")
+    if part >= SITUATIONS[situation].num_parts:
+        pytest.skip("this situation has fewer parts")
     source, prompts, num_lives = random.Random(part), [[5, 6, 7 + part] * 40], 0
     before = num_outcomes(speculating.decode, "receive", "completed")
     while num_lives < NUM_LIVES:
