@@ -56,6 +56,20 @@ _COMMON: dict[str, Any] = {
     "eos_token_id": END,
     "pad_token_id": PADDING,
 }
+_GRANITE4H: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "layer_types": ["mamba", "mamba", "mamba", "attention"],
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "shared_intermediate_size": 128,
+    "mamba_n_heads": 8,
+    "mamba_d_head": 32,
+    "mamba_d_state": 32,
+    "mamba_n_groups": 1,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+    "position_embedding_type": "rope",
+}
 
 
 @dataclass(frozen=True)
@@ -131,24 +145,9 @@ FAMILIES: dict[str, Family] = {
         plain={"topk_method": "noaux_tc", "scoring_func": "sigmoid"},
     ),
     "olmo3": Family(Olmo3Config, {"num_hidden_layers": 4, "sliding_window": WINDOW_TOKENS}),
-    "granite4h": Family(
-        GraniteMoeHybridConfig,
-        {
-            "num_hidden_layers": 4,
-            "layer_types": ["mamba", "mamba", "mamba", "attention"],
-            "num_local_experts": 4,
-            "num_experts_per_tok": 2,
-            "shared_intermediate_size": 128,
-            "mamba_n_heads": 8,
-            "mamba_d_head": 32,
-            "mamba_d_state": 32,
-            "mamba_n_groups": 1,
-            "mamba_d_conv": 4,
-            "mamba_expand": 2,
-            "position_embedding_type": "rope",
-        },
-        weight_spread=1.5,
-    ),
+    "granite4h": Family(GraniteMoeHybridConfig, _GRANITE4H, weight_spread=1.5),
+    # Of two tensor-parallel ranks, each has the same attention and half of the states.
+    "granite4h_one_head": Family(GraniteMoeHybridConfig, _GRANITE4H | {"num_key_value_heads": 1}, weight_spread=1.5),
     "nemotron_h": Family(
         NemotronHConfig,
         {

@@ -38,7 +38,7 @@ def measure() -> dict[str, Any]:
     on_gpu = torch.cuda.is_available()
     device = torch.device("cuda", 0) if on_gpu else torch.device("cpu")
     slots = _slots()
-    copier = _cuda_copier(slots, device) if on_gpu else HostCopier(slots)
+    copier = _cuda_copier(slots, device) if on_gpu else HostCopier([slots])
     layers = [_layer(index, device) for index in range(NUM_LAYERS)]
     total = NUM_LAYERS * NUM_COPIED * BLOCK_BYTES
     calls = _times(lambda done: _save(copier, layers, done), waits=False)
@@ -71,7 +71,7 @@ def _calls_of_a_step() -> dict[str, Any]:
     }
     for name, work in works.items():
         device, done = CountingDevice(), threading.Event()
-        copier = CudaCopier(_slots(), device)
+        copier = CudaCopier([_slots()], device)
         work(copier, done.set)
         done.wait()
         counts[name] = dict(device.calls) | {"threads that may wait": sorted(device.waiting_threads)}
@@ -90,7 +90,7 @@ def _slots() -> torch.Tensor:
 def _cuda_copier(slots: torch.Tensor, device: torch.device) -> Copier:
     from vllm._custom_ops import swap_blocks_batch  # noqa: PLC0415  needs vLLM
 
-    return CudaCopier(slots, CudaDevice(device, swap_blocks_batch))
+    return CudaCopier([slots], CudaDevice(device, swap_blocks_batch))
 
 
 def _layer(index: int, device: torch.device) -> LayerBlocks:

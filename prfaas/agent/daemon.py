@@ -48,7 +48,7 @@ from prfaas.cachepool.arena import Arena
 from prfaas.cachepool.pool import Pool
 from prfaas.cachepool.ssd import SsdTier
 from prfaas.errors import LayoutError
-from prfaas.kv.layout import Layout
+from prfaas.kv.layout import Layout, siblings
 from prfaas.pool_events import PoolChange
 from prfaas.transport.net.tls_proxy import INNER, TlsProxy, tls_proxy_for
 from prfaas.transport.receiver.api import OpenRequest
@@ -278,26 +278,29 @@ class Agent:
 
     # Engines
 
-    def _attach(self, attach: Attach, layout: Layout | None) -> tuple[Attached, Arena | None]:
-        """Return the answer to an engine, and the arena for a worker.
+    def _attach(self, attach: Attach, layout: Layout | None) -> tuple[Attached, tuple[Arena, ...]]:
+        """Return the answer to an engine, and a worker's arena and those of its siblings, from which it reads.
 
         Raises:
             LayoutError: The worker's layout is refused.
         """
         if layout is None:
-            return Attached(self._name, 0, 0, 0, self._epoch), None
+            return Attached(self._name, 0, 0, 0, self._epoch), ()
         self._engines.check_conflicts(attach, layout)
+        shared = siblings(layout)
         try:
-            arena = self._pool.arena(layout)
+            arenas = tuple(map(self._pool.arena, shared))
         except OSError as error:
             raise LayoutError(f"no arena can be made: {error.strerror}") from error
-        arena.pinned |= attach.pins_arena
+        for sibling, arena in zip(shared, arenas, strict=True):
+            self._add_layout(sibling)
+            arena.pinned |= attach.pins_arena
+        arena = arenas[0]
         if self._config.populate_pool:
             self._populated.put_nowait(arena)
         if self._reporter is not None and not layout.is_opaque:
             self._reporter.reporter.name_model(layout.model)
-        self._add_layout(layout)
-        return Attached(self._name, arena.num_slots, arena.stride_bytes, arena.header_bytes, self._epoch), arena
+        return Attached(self._name, arena.num_slots, arena.stride_bytes, arena.header_bytes, self._epoch), arenas
 
     def _add_layout(self, layout: Layout) -> None:
         self._layouts.add_native(layout)

@@ -14,7 +14,7 @@ from prfaas.errors import LayoutError
 from prfaas.hashing import HASH_BYTES, HASH_UNIT_TOKENS, NO_HASH
 from prfaas.kv.group import KVGroup, resume_step_tokens
 from prfaas.kv.kinds import KINDS
-from prfaas.kv.parts import LayerSlice
+from prfaas.kv.parts import LayerSlice, piece_of, with_piece
 from prfaas.types import BlockHash, GroupBlocks, Prefix, Shard
 
 LAYOUT_VERSION = 1
@@ -126,6 +126,31 @@ def _checked_fields(fields: Any, where: str, types: dict[str, Any]) -> dict[str,
             # The value itself may be huge, so the message leaves it out.
             raise LayoutError(f"{where} {name}: {type(fields[name]).__name__} is the wrong type")
     return fields
+
+
+def siblings(layout: Layout) -> tuple[Layout, ...]:
+    """Return the layouts of the ranks that hold all pieces of this rank's blocks: its own, then the others in cyclic order.
+
+    Such ranks are consecutive. Their layouts differ in the ranks and in the numbers of the pieces alone.
+
+    Raises:
+        LayoutError: A piece is not that of this rank.
+    """
+    rank, size = layout.shard.rank, layout.shard.size
+    pieces = {piece_of(layer) for group in layout.groups for layer in group.layers} - {(0, 1)}
+    if not pieces:
+        return (layout,)
+    ((number, count), *others) = pieces
+    if others or size % count or rank % count != number:
+        raise LayoutError(f"rank {rank} of {size} cannot hold pieces {sorted(pieces)}")
+    found = []
+    for step in range(count):
+        piece = (number + step) % count
+        groups = tuple(
+            replace(group, layers=tuple(with_piece(layer, piece) for layer in group.layers)) for group in layout.groups
+        )
+        found.append(replace(layout, shard=replace(layout.shard, rank=rank - number + piece), groups=groups))
+    return tuple(found)
 
 
 def difference(here: Layout, there: Layout) -> str | None:

@@ -1,6 +1,7 @@
 """Arrays within one layer's block, with axes that ranks of different tensor-parallel sizes share."""
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 
 from prfaas.errors import LayoutError
 
@@ -17,9 +18,33 @@ class LayerSlice:
     offset_bytes: int
     payload_bytes: int
     dtype: str  # A torch name, such as "bfloat16".
-    axis_order: str  # Names of the payload's axes, outermost first, such as "head,token,kv_dim".
+    # Names of a block's axes, outermost first, and their sizes, such as "head,token,content 1x64x576". A third word "3/8"
+    # means that the payload is the fourth of eight equal pieces of the block, which as many ranks divide among them.
+    axis_order: str
     first_head: int = 0  # The rank holds KV heads [first_head, first_head + num_heads) of the model.
     num_heads: int = 1
+
+
+def piece_of(layer: LayerSlice) -> tuple[int, int]:
+    """Return the number of a layer's piece, and the number of pieces of a block: (0, 1) if the payload is all of it.
+
+    Raises:
+        LayoutError: The piece does not exist.
+    """
+    text = layer.axis_order.rpartition(" ")[2]
+    if "/" not in text:
+        return 0, 1
+    found = re.fullmatch(r"([0-9]{1,3})/([0-9]{1,3})", text)
+    if found is None or int(found[1]) >= int(found[2]):
+        raise LayoutError(f"layer {layer.name}: there is no piece {text}")
+    return int(found[1]), int(found[2])
+
+
+def with_piece(layer: LayerSlice, number: int) -> LayerSlice:
+    """Return another rank's slice of a layer that is divided into pieces."""
+    own, count = piece_of(layer)
+    whole = layer.axis_order.removesuffix(f"{own}/{count}")
+    return layer if count == 1 else replace(layer, axis_order=f"{whole}{number}/{count}")
 
 
 @dataclass(frozen=True)
@@ -40,7 +65,8 @@ class Axis:
 class Part:
     """Array within a block. Parts of one name are ranges of the same array, whatever their rank.
 
-    Ranks divide the first axis among them. The `item_bytes` of an item lie together and are never cut.
+    Ranks divide the first axis among them, and those with equal KV may divide the second. The `item_bytes` of an item lie
+    together and are never cut.
     A state's ranges assume that each rank has a share of its own.
     """
 
@@ -61,29 +87,37 @@ def attention_parts(block_tokens: int, layer: LayerSlice, *, packing: str, first
     Raises:
         LayoutError: the layer's order in its block is not known; the message names it.
     """
-    counts, strides, num_pieces = _attention_axes(block_tokens, layer)
+    counts, strides, num_kernel_blocks = _attention_axes(block_tokens, layer)
     if is_packed(packing):
         return (_packed_part(layer, counts["head"]),)
     heads = Axis("head", layer.first_head, counts["head"], strides["head"])
+    number, num_pieces = piece_of(layer)
+    held = range(number * block_tokens // num_pieces, (number + 1) * block_tokens // num_pieces)
     parts = []
-    for piece in range(num_pieces):
-        tokens = Axis("token", first_token + piece * counts["token"], counts["token"], strides["token"])
-        offset = layer.offset_bytes + piece * (layer.payload_bytes // num_pieces)
-        parts.append(Part("kv", offset, (heads, tokens), counts["content"] * strides["content"]))
+    for start in range(0, block_tokens, counts["token"]):
+        first, end = max(start, held.start), min(start + counts["token"], held.stop)
+        if first < end:
+            tokens = Axis("token", first_token + first, end - first, strides["token"])
+            kernel_block = start // counts["token"] * (layer.payload_bytes * num_pieces // num_kernel_blocks)
+            offset = kernel_block + (first - start) * strides["token"] - number * layer.payload_bytes
+            item = counts["content"] * strides["content"]
+            parts.append(Part("kv", layer.offset_bytes + offset, (heads, tokens), item))
     return tuple(parts)
 
 
 def _packed_part(layer: LayerSlice, num_heads: int) -> Part:
-    """Return the one part of a packed block, in which only complete heads can be distinguished."""
+    """Return the one part of a packed block, in which only complete heads can be distinguished, or pieces of one head."""
     if num_heads > 1 and not layer.axis_order.startswith("head,"):
         raise LayoutError(f"layer {layer.name}: the kernels pack a block whose heads do not each lie together")
-    size = layer.payload_bytes // num_heads
-    return Part("packed", layer.offset_bytes, (Axis("head", layer.first_head, num_heads, size),), size)
+    number, num_pieces = piece_of(layer)
+    size, piece = layer.payload_bytes * num_pieces // num_heads, layer.payload_bytes // num_heads
+    axes = Axis("head", layer.first_head, num_heads, size), Axis("byte", number * piece, piece, 1)
+    return Part(f"packed {size}", layer.offset_bytes, axes, 1)
 
 
 def _attention_axes(block_tokens: int, layer: LayerSlice) -> tuple[dict[str, int], dict[str, int], int]:
-    """Return counts and strides in bytes of head, token and content, and the number of kernel blocks of a block."""
-    order, _, shape = layer.axis_order.partition(" ")
+    """Return counts and strides in bytes of head, token and content, and the number of kernel blocks of a whole block."""
+    order, shape, *_ = [*layer.axis_order.split(" "), ""]
     names = tuple(name for name in order.split(",") if name != "kernel_block")
     item, sizes = item_bytes(layer, layer.dtype), shape_of(layer, shape)
     if SHARED_HEADS in names:
@@ -100,10 +134,13 @@ def _attention_axes(block_tokens: int, layer: LayerSlice) -> tuple[dict[str, int
     for name in reversed(names):
         strides[name] = stride
         stride *= counts[name]
-    num_pieces, rest = divmod(layer.payload_bytes, stride)
-    if rest or num_pieces * counts["token"] != block_tokens or names[-1] != "content":
+    _, num_pieces = piece_of(layer)
+    num_kernel_blocks, rest = divmod(layer.payload_bytes * num_pieces, stride)
+    if rest or num_kernel_blocks * counts["token"] != block_tokens or names[-1] != "content":
         raise LayoutError(f"layer {layer.name}: {layer.axis_order!r} is not a block of {block_tokens} tokens")
-    return counts, strides, num_pieces
+    if num_pieces > 1 and (counts["head"] > 1 or block_tokens % num_pieces):
+        raise LayoutError(f"layer {layer.name}: {layer.axis_order!r} cannot be divided")
+    return counts, strides, num_kernel_blocks
 
 
 def item_bytes(layer: LayerSlice, dtype: str) -> int:

@@ -149,9 +149,20 @@ def _boxes(sources: Sequence[Layout], target: Layout, index: int, delta: int) ->
             if group.is_state:
                 part, matching = _state_ranges(part, target, matching, sources)
             for rank, first, end in _source_ranges(part.axes[0], [parts[0].axes[0] for parts in matching]):
-                boxes = (_box(source_part, part, first, end) for source_part in matching[rank])
-                found.setdefault(rank, []).extend(box for box in boxes if box is not None)
+                for holder in _holders(rank, matching):
+                    boxes = (_box(source_part, part, first, end) for source_part in matching[holder])
+                    found.setdefault(holder, []).extend(box for box in boxes if box is not None)
     return found
+
+
+def _holders(rank: int, held: Sequence[Sequence[Part]]) -> list[int]:
+    """Return `rank` and the ranks with other pieces of the same heads or channels."""
+    first_by_range: dict[tuple[tuple[int, int], ...], int] = {}
+    for number, parts in enumerate(held):
+        if parts[0].axes[0] == held[rank][0].axes[0]:
+            ranges = tuple((axis.first, axis.count) for part in parts for axis in part.axes)
+            first_by_range.setdefault(ranges, number)
+    return list(first_by_range.values())
 
 
 def _state_ranges(

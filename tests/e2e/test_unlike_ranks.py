@@ -1,4 +1,4 @@
-"""Transfers between real vLLM engines of different tensor-parallel sizes.
+"""Transfers between real vLLM engines of several tensor-parallel ranks, mostly of different sizes.
 
 Integration tests of the agent check repacking without engines.
 """
@@ -22,13 +22,20 @@ UNLIKE = [
     ("gemma3", 1, 2),
     ("granite4h", 2, 1),
     ("granite4h", 1, 2),
+    # Each of two ranks stores and sends a piece of the attention's blocks.
+    ("granite4h_one_head", 2, 1),
+    ("granite4h_one_head", 1, 2),
+    ("granite4h_one_head", 2, 2),
 ]
+# Fewer states would take shorter blocks, and kernels of a CPU pack a block as a whole.
+EXTRA = {"granite4h_one_head": ("--block-size", "256")}
 
 
 @pytest.fixture(scope="module", params=UNLIKE, ids=lambda case: f"{case[0]}, {case[1]} to {case[2]}")
 def unlike(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EnginePair]:
     family, *ranks = request.param
-    with running_pair(family, tmp_path_factory.mktemp("ranks"), ranks=(ranks[0], ranks[1])) as running:
+    extra = EXTRA.get(family, ())
+    with running_pair(family, tmp_path_factory.mktemp("ranks"), ranks=(ranks[0], ranks[1]), extra=extra) as running:
         yield running
 
 

@@ -61,7 +61,7 @@ def bench() -> Iterator[Bench]:
     os.close(memory)
     slots = slots_tensor(memoryview(mapped), header_bytes=HEADER_BYTES, slot_bytes=SLOT_BYTES, num_slots=NUM_SLOTS)
     device = CudaDevice(torch.device("cuda", torch.cuda.current_device()), swap_blocks_batch)
-    copier = CudaCopier(slots, device, extent_bytes=EXTENT_BYTES)
+    copier = CudaCopier([slots], device, extent_bytes=EXTENT_BYTES)
     yield Bench(copier, slots)
     copier.close()
 

@@ -29,7 +29,7 @@ from prfaas.connector.worker.worker import WorkerSide
 from prfaas.hashing import HashChain, root_hash
 from prfaas.kv.group import KVGroup
 from prfaas.kv.layout import Layout
-from prfaas.kv.parts import LayerSlice
+from prfaas.kv.parts import LayerSlice, piece_of
 from prfaas.types import Shard
 
 MODEL = "fake"
@@ -102,7 +102,10 @@ class Running:
 
 
 class FakeEngine:
-    """One engine. Its ranks, of which it has `num_replicas`, hold equal KV. Nothing runs by itself: tests call the steps."""
+    """One engine of `num_replicas` ranks with equal KV, or of several ranks: that of `memory`, and `others`.
+
+    Nothing runs by itself: tests call the steps.
+    """
 
     def __init__(
         self,
@@ -110,6 +113,7 @@ class FakeEngine:
         memory: Memory,
         *,
         directions: Sequence[Direction] = ("send", "receive"),
+        others: Sequence[Memory] = (),
         num_replicas: int = 1,
         is_layerwise: bool = True,
         **settings: Any,
@@ -122,21 +126,24 @@ class FakeEngine:
         self._pinned: Counter[int] = Counter()
         self._dropped: set[int] = set()  # Pinned blocks that no request holds.
         self._kept: dict[str, Running] = {}  # Finished requests whose blocks the connector still uses.
-        self.caches = {(layer.group, layer.layer): layer.pages for layer in memory.layers.values()}
         self._names = {(layer.group, layer.layer): name for name, layer in memory.layers.items()}
-        layout = memory.layout
-        self._replicas = [memory.layers, *(_copy_of(memory.layers) for _ in range(num_replicas - 1))]
+        replicas = [replace(memory, layers=_copy_of(memory.layers)) for _ in range(num_replicas - 1)]
+        self._ranks = [memory, *replicas, *others]
         self._workers = []
-        for replica, layers in enumerate(self._replicas):
+        for number, rank in enumerate(self._ranks):
+            replica = number % num_replicas
             client = AgentClient(
                 str(agent_socket),
                 instance=self._instance,
                 role="worker",
-                layout=layout,
+                rank=rank.layout.shard.rank,
+                layout=rank.layout,
                 replica=replica,
                 num_replicas=num_replicas,
             )
-            self._workers.append(WorkerSide(client, layers, layout, is_writer=replica == 0, is_layerwise=is_layerwise))
+            self._workers.append(
+                WorkerSide(client, rank.layers, rank.layout, is_writer=replica == 0, is_layerwise=is_layerwise)
+            )
         self.worker = self._workers[0]
         self.num_streamed_steps = 0  # Steps in which a layer is copied when it ends.
         self.client = AgentClient(str(agent_socket), instance=self._instance, role="scheduler")
@@ -146,7 +153,7 @@ class FakeEngine:
             ConnectorSettings(agent_socket=agent_socket, **QUIET | settings),
             directions=directions,
             pins=BlockPins(self._pinned.update, self._unpin),
-            num_workers=num_replicas,
+            num_workers=len(self._ranks),
         )
 
     def close(self) -> None:
@@ -276,7 +283,7 @@ class FakeEngine:
         for worker in self._workers:
             worker.begin_step(step)
         self.num_streamed_steps += self.worker.awaits_layers
-        for g, n in self.caches:
+        for g, n in self._names:
             for running, num_tokens in work:
                 self._fill(running, running.computed, running.computed + num_tokens, only=(g, n))
             for worker in self._workers if not self.groups[g].is_state else ():
@@ -302,24 +309,38 @@ class FakeEngine:
 
     def _fill(self, running: Running, start: int, end: int, *, only: tuple[int, int] | None = None) -> None:
         """Write what computing tokens [start, end) leaves in the blocks."""
-        for g, n in [only] if only else list(self.caches):
+        for g, n in [only] if only else list(self._names):
             for position, num_tokens in changed_blocks(self.groups[g], start, end):
                 block = running.tables[g][position]
                 if block != NULL_BLOCK:
-                    made = content(running.prompt[:num_tokens], (g, n), self.caches[g, n].shape[1])
-                    for layers in self._replicas:
-                        layers[self._names[g, n]].pages[block] = made
+                    for rank in self._ranks:
+                        pages = whole_pages(rank.layers[self._names[g, n]])
+                        pages[block] = self._right(rank, running.prompt[:num_tokens], g, n)
+
+    def _right(self, rank: Memory, tokens: Sequence[int], group: int, layer: int) -> torch.Tensor:
+        """Return what a rank's block holds once these tokens are computed. Each rank has a state of its own."""
+        place = (group, layer, rank.layout.shard.rank) if self.groups[group].is_state else (group, layer)
+        return content(tokens, place, whole_pages(rank.layers[self._names[group, layer]]).shape[1])
 
     def wrong_blocks(self, running: Running, num_tokens: int) -> list[tuple[int, int, int]]:
         """(group, layer, position) of the blocks that a model which resumes after `num_tokens` reads and that are not right."""
         wrong = []
-        for g, n in self.caches:
+        for (g, n), name in self._names.items():
             for position, end in read_blocks(self.groups[g], num_tokens):
                 block = running.tables[g][position]
-                right = content(running.prompt[:end], (g, n), self.caches[g, n].shape[1])
-                if any(not torch.equal(layers[self._names[g, n]].pages[block], right) for layers in self._replicas):
-                    wrong.append((g, n, position))
+                for rank in self._ranks:
+                    right = self._right(rank, running.prompt[:end], g, n)
+                    if not torch.equal(whole_pages(rank.layers[name])[block], right):
+                        wrong.append((g, n, position))
         return wrong
+
+
+def whole_pages(layer: LayerBlocks) -> torch.Tensor:
+    """The blocks of a layer of which a rank stores all or a piece."""
+    number, num_pieces = piece_of(layer.slice)
+    pages, size = layer.pages, layer.slice.payload_bytes
+    shape, offset = (len(pages), num_pieces * size), pages.storage_offset() - number * size
+    return pages.as_strided(shape, pages.stride(), offset)
 
 
 def changed_blocks(group: KVGroup, before: int, after: int) -> list[tuple[int, int]]:
@@ -351,7 +372,7 @@ def _tables_of(running: Running) -> Sequence[Sequence[int]]:
     return running.tables
 
 
-def content(tokens: Sequence[int], place: tuple[int, int], size: int) -> torch.Tensor:
-    """The bytes that computing the last of these tokens leaves at (group, layer)."""
+def content(tokens: Sequence[int], place: tuple[int, ...], size: int) -> torch.Tensor:
+    """The bytes that computing the last of these tokens leaves at (group, layer), or on one rank of it."""
     seed = hashlib.sha256(repr(place).encode() + array("q", tokens).tobytes()).digest()
     return torch.frombuffer(bytearray(hashlib.shake_128(seed).digest(size)), dtype=torch.uint8)

@@ -37,22 +37,30 @@ def value(*place: object, size: int) -> bytes:
 
 @dataclass(frozen=True)
 class Attention:
-    """Layers of attention with so many KV heads; a latent has one, which every rank holds."""
+    """Layers of attention with so many KV heads; a latent has one, which every rank holds.
+
+    Ranks with the same head hold a piece of its blocks each if the layers are `divided`.
+    """
 
     num_heads: int
     num_layers: int = 2
     kind: str = "full_attention"
     window_tokens: int | None = None
+    divided: bool = False
 
     def heads(self, cut: Cut, rank: int) -> range:
         count = max(1, self.num_heads // cut.size)
         first = min(rank * self.num_heads // cut.size, self.num_heads - count)
         return range(first, first + count)
 
+    def num_pieces(self, cut: Cut) -> int:
+        return max(1, cut.size // self.num_heads) if self.divided else 1
+
     def group(self, cut: Cut, rank: int) -> KVGroup:
-        heads = self.heads(cut, rank)
-        size = len(heads) * cut.block_tokens * CONTENT * WIDTH
+        heads, pieces = self.heads(cut, rank), self.num_pieces(cut)
+        size = len(heads) * cut.block_tokens * CONTENT * WIDTH // pieces
         axes = f"{cut.order} {len(heads)}x{cut.block_tokens}x{CONTENT}"
+        axes += f" {rank % pieces}/{pieces}" if pieces > 1 else ""
         layers = tuple(
             LayerSlice(f"attention.{n}", n * size, size, "bfloat16", axes, heads.start, len(heads))
             for n in range(self.num_layers)
@@ -60,11 +68,13 @@ class Attention:
         return KVGroup(self.kind, cut.block_tokens, layers, self.window_tokens)
 
     def block(self, cut: Cut, rank: int, first_token: int) -> bytes:
-        """A whole block, written out in its physical order."""
+        """A whole block, or the rank's piece of each layer, written out in its physical order."""
         return b"".join(self._layer(cut, rank, first_token, layer) for layer in range(self.num_layers))
 
     def _layer(self, cut: Cut, rank: int, first_token: int, layer: int) -> bytes:
-        heads, tokens = self.heads(cut, rank), range(first_token, first_token + cut.block_tokens)
+        heads, count = self.heads(cut, rank), cut.block_tokens // self.num_pieces(cut)
+        first_token += rank % self.num_pieces(cut) * count
+        tokens = range(first_token, first_token + count)
         cells = ((h, t) for h in heads for t in tokens)
         if cut.order.startswith("token"):
             cells = ((h, t) for t in tokens for h in heads)

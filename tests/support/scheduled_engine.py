@@ -371,7 +371,7 @@ class ScheduledEngine:
         side = self.scheduler.connector._scheduler
         wait_until(lambda: side.poll() >= 0 and not side.waits(request_id), what="the transfer")
         slot = side._inbound.of_request(request_id).ready.slots[0][0][0]
-        self.worker._worker._generations[slot] += 1  # type: ignore[union-attr]
+        self.worker._worker._generations[0][slot] += 1  # type: ignore[union-attr]
 
     def is_looked_up(self, request_id: str) -> bool:
         """Return whether vLLM looks up the request's prefix next time."""

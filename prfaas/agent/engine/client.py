@@ -23,7 +23,7 @@ from prfaas.agent.engine.protocol import (
 )
 from prfaas.agent.engine.ring import RingWriter
 from prfaas.errors import AgentUnreachable, LayoutError, PrfaasError, RemoteProtocolError
-from prfaas.kv.layout import Layout
+from prfaas.kv.layout import Layout, siblings
 
 # The agent makes the arena before it answers.
 ATTACH_TIMEOUT_SECONDS = 10.0
@@ -31,7 +31,7 @@ REATTACH_INTERVAL_SECONDS = 1.0
 # An agent that leaves so much unread hangs.
 MAX_OUTBOX_BYTES = 4 * MAX_MESSAGE_BYTES
 _RECEIVE_BYTES = 1 << 18
-_NUM_WORKER_FDS = 3
+_MAX_FDS = 253  # The kernel's limit for one message.
 _log = logs.get("agent.client")
 
 
@@ -44,21 +44,21 @@ class _AttachedConnection:
     buffer: MessageBuffer
     messages: list[Message]
     ring: RingWriter | None = None
-    arena: mmap.mmap | None = None
+    arenas: tuple[mmap.mmap, ...] = ()
 
 
 class _AttachAttempt:
     """A connection whose agent has not answered `Attach` yet."""
 
-    def __init__(self, path: str, attach: Attach, *, wait_seconds: float = 0.0) -> None:
-        """Connect, waiting at most `wait_seconds` while the agent's listen queue is full.
+    def __init__(self, path: str, attach: Attach, *, num_arenas: int, wait_seconds: float = 0.0) -> None:
+        """Connect, waiting at most `wait_seconds` while the agent's listen queue is full. Expect so many arenas.
 
         Raises:
             AgentUnreachable: No agent listens at `path`.
         """
         self.started_at = time.monotonic()
         self._path = path
-        self._num_descriptors = _NUM_WORKER_FDS if attach.role == "worker" else 0
+        self._num_descriptors = num_arenas + 2 if num_arenas else 0
         self._buffer = MessageBuffer()
         self._descriptors: list[int] = []
         self._socket = _connect(path, wait_seconds)
@@ -90,7 +90,7 @@ class _AttachAttempt:
         if not _poll(self._socket, select.POLLIN, wait_seconds):
             return []
         try:
-            data, received, _, _ = socket.recv_fds(self._socket, _RECEIVE_BYTES, _NUM_WORKER_FDS)
+            data, received, _, _ = socket.recv_fds(self._socket, _RECEIVE_BYTES, _MAX_FDS)
         except OSError as error:
             raise AgentUnreachable(f"the agent at {self._path} does not answer: {error}") from error
         self._descriptors += received
@@ -107,15 +107,16 @@ class _AttachAttempt:
         session = _AttachedConnection(self._socket, answer, self._buffer, messages)
         if not self._descriptors:
             return session
-        arena_fd, ring_fd, event_fd = self._descriptors
+        *arena_fds, ring_fd, event_fd = self._descriptors
         try:
-            arena = mmap.mmap(arena_fd, os.fstat(arena_fd).st_size)
+            arenas = tuple(mmap.mmap(arena_fd, os.fstat(arena_fd).st_size) for arena_fd in arena_fds)
             ring = RingWriter(ring_fd, event_fd)
         except (OSError, ValueError) as error:
             raise AgentUnreachable(f"the pool of the agent at {self._path} cannot be mapped: {error}") from error
         self._descriptors = []
-        os.close(arena_fd)
-        return replace(session, ring=ring, arena=arena)
+        for arena_fd in arena_fds:
+            os.close(arena_fd)
+        return replace(session, ring=ring, arenas=arenas)
 
     def close(self) -> None:
         """Close the connection and the descriptors that arrived on it."""
@@ -151,10 +152,11 @@ class AgentClient:
         self._attach = Attach(
             PROTOCOL_VERSION, instance, role, rank, described, pins_arena, replica=replica, num_replicas=num_replicas
         )
+        self._num_arenas = len(siblings(layout)) if layout else 0
         self._attempt: _AttachAttempt | None = None
         self._next_attempt_at = 0.0  # monotonic seconds
         self._last_failure = ""
-        attempt = _AttachAttempt(path, self._attach, wait_seconds=ATTACH_TIMEOUT_SECONDS)
+        attempt = _AttachAttempt(path, self._attach, num_arenas=self._num_arenas, wait_seconds=ATTACH_TIMEOUT_SECONDS)
         session = attempt.answer(ATTACH_TIMEOUT_SECONDS)
         if session is None:
             attempt.close()
@@ -178,7 +180,7 @@ class AgentClient:
                 if time.monotonic() < self._next_attempt_at:
                     return False
                 self._session.socket.close()
-                self._attempt = _AttachAttempt(self.path, self._attach)
+                self._attempt = _AttachAttempt(self.path, self._attach, num_arenas=self._num_arenas)
                 session = self._attempt.answer(wait_seconds)
             else:
                 session = self._attempt.answer(0.0)
@@ -219,12 +221,17 @@ class AgentClient:
     @property
     def arena(self) -> memoryview:
         """All memory of the arena, generation table first; valid until `close`."""
-        assert self._session.arena is not None, "only a worker maps the arena"
-        return memoryview(self._session.arena)
+        return self.arenas[0]
 
-    def slot_generations(self) -> memoryview:
+    @property
+    def arenas(self) -> list[memoryview]:
+        """Memory of the arena and those of siblings, which have its form."""
+        assert self._session.arenas, "only a worker maps the arena"
+        return [memoryview(arena) for arena in self._session.arenas]
+
+    def slot_generations(self, arena: int = 0) -> memoryview:
         """Return one u64 per slot. A changed number means that the slot was given to another block."""
-        return self.arena[: self.attached.num_slots * 8].cast("Q")
+        return self.arenas[arena][: self.attached.num_slots * 8].cast("Q")
 
     def post(self, message: Message) -> None:
         """Queue a message and write as much as the socket takes, without waiting."""

@@ -81,7 +81,7 @@ class Attach(Message):
 
 @dataclass(frozen=True)
 class Attached(Message):
-    """Answer to `Attach`; a worker also gets three descriptors: arena memfd, ring memfd, ring eventfd."""
+    """Answer to `Attach`; a worker also gets the descriptors of its arena, those of its `siblings`, ring and ring eventfd."""
 
     agent: str
     num_slots: int

@@ -86,7 +86,7 @@ def arenas_of(workers: list[EngineConnection]) -> tuple[Arena, ...]:
 class EngineCallbacks:
     """Functions of the agent that the listener calls. `attach` raises LayoutError to refuse an engine."""
 
-    attach: Callable[[Attach, Layout | None], tuple[Attached, Arena | None]]
+    attach: Callable[[Attach, Layout | None], tuple[Attached, tuple[Arena, ...]]]  # The worker's own arena first.
     attached: Callable[[EngineConnection], None]
     message: Callable[[EngineConnection, Message], None]
     ring_written: Callable[[EngineConnection], None]
@@ -199,7 +199,7 @@ class EngineListener:
             if not isinstance(attach, Attach):
                 raise LayoutError(f"the first message is Attach, not {type(attach).__name__}")
             layout = _layout_of(attach)
-            attached, arena = self._callbacks.attach(attach, layout)
+            attached, arenas = self._callbacks.attach(attach, layout)
         except LayoutError as error:
             _log.warning("engine.refused", message=str(error))
             await loop.sock_sendall(client, encode(Refused(str(error))))
@@ -209,9 +209,9 @@ class EngineListener:
             attached = replace(attached, session=self._num_schedulers[attach.instance])
         descriptors: list[int] = []
         ring = None
-        if arena is not None:
+        if arenas:
             ring_fd, event_fd = create_ring()
-            descriptors = [arena.fd, ring_fd, event_fd]
+            descriptors = [*(arena.fd for arena in arenas), ring_fd, event_fd]
             ring = RingReader(ring_fd, event_fd)
         try:
             socket.send_fds(client, [encode(attached)], descriptors)
@@ -219,7 +219,8 @@ class EngineListener:
             if ring is not None:
                 ring.close()
             raise
-        connection = EngineConnection(attach, layout, arena, ring, client, attached.session)
+        own = arenas[0] if arenas else None
+        connection = EngineConnection(attach, layout, own, ring, client, attached.session)
         self._connections[connection] = None
         self._num_schedulers[attach.instance] += attach.role == "scheduler"
         if ring is not None:

@@ -307,8 +307,8 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
         size = self._vllm_config.parallel_config.tensor_parallel_size
         tensor_rank = get_tensor_model_parallel_rank() if size > 1 else 0
         num_kv_heads = self._vllm_config.model_config.get_total_num_kv_heads()
-        copies = num_replicas(self._kv_cache_config, num_ranks=size, num_kv_heads=num_kv_heads)
-        rank = Rank(self._model, Shard(tensor_rank // copies, size // copies), num_kv_heads)
+        copies, alike = num_replicas(self._kv_cache_config, num_ranks=size, num_kv_heads=num_kv_heads)
+        rank = Rank(self._model, Shard(tensor_rank // copies, size // copies), num_kv_heads, alike // copies)
         layout, layers = describe(self._kv_cache_config, kv_caches, rank, packing=kernels)
         replica = tensor_rank % copies
         client = AgentClient(

@@ -105,11 +105,15 @@ _PLAIN_DTYPES = ("auto", "float16", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2")
 
 @dataclass(frozen=True)
 class Rank:
-    """Share of a tensor-parallel engine's KV. Ranks with equal KV have the same share."""
+    """Share of a tensor-parallel engine's KV. Ranks with equal KV have the same share.
+
+    Beside states that differ, `num_pieces` consecutive ranks have equal attention, and divide its blocks among them.
+    """
 
     model: str  # Identity of the weights.
     shard: Shard
     num_kv_heads: int  # Of the whole model.
+    num_pieces: int = 1
 
 
 def without_drafts(config: KVCacheConfig, num_target_layers: int) -> KVCacheConfig:
@@ -127,8 +131,8 @@ def _is_draft(name: str, num_target_layers: int) -> bool:
     return is_named or any(part.isdigit() and int(part) >= num_target_layers for part in parts)
 
 
-def num_replicas(config: KVCacheConfig, *, num_ranks: int, num_kv_heads: int) -> int:
-    """Return how many consecutive tensor-parallel ranks have equal KV in every layer.
+def num_replicas(config: KVCacheConfig, *, num_ranks: int, num_kv_heads: int) -> tuple[int, int]:
+    """Return how many consecutive tensor-parallel ranks have equal KV in every layer, and in every layer of attention.
 
     vLLM repeats the latents of MLA on all ranks, and the heads of a model with fewer heads than ranks.
     """
@@ -137,7 +141,9 @@ def num_replicas(config: KVCacheConfig, *, num_ranks: int, num_kv_heads: int) ->
     # Layers of different kinds may have different numbers of heads, and `num_kv_heads` is the number of one kind.
     kinds = {(spec.num_kv_heads, spec.head_size) for spec in specs if _has_heads(spec)}
     num_shares = num_kv_heads if len(kinds) == 1 else num_ranks
-    return math.gcd(num_ranks, *(_num_equal_ranks(spec, num_ranks, num_shares) for spec in specs))
+    attention = [spec for spec in specs if not isinstance(spec, MambaSpec)]
+    found = [[_num_equal_ranks(spec, num_ranks, num_shares) for spec in some] for some in (specs, attention)]
+    return math.gcd(num_ranks, *found[0]), math.gcd(num_ranks, *found[1])
 
 
 def _has_heads(spec: Any) -> bool:
@@ -255,10 +261,22 @@ def _group_layers(
             continue
         seen.add(cache.data_ptr())
         pages = pages_of(name, cache, config.num_blocks)
-        slice_ = _slice(name, cache, _spec_of(group, name), rank, offset=offset, size=pages.shape[1])
+        spec = _spec_of(group, name)
+        slice_ = _slice(name, cache, spec, rank, offset=offset, size=pages.shape[1])
+        if _is_divided(spec, rank):
+            number, size = rank.shard.rank % rank.num_pieces, slice_.payload_bytes // rank.num_pieces
+            order = f"{slice_.axis_order} {number}/{rank.num_pieces}"
+            slice_, pages = replace(slice_, payload_bytes=size, axis_order=order), pages.narrow(1, number * size, size)
         layers[name] = LayerBlocks(position, len(layers), slice_, pages, is_overwritten)
-        offset += pages.shape[1]
+        offset += slice_.payload_bytes
     return layers
+
+
+def _is_divided(spec: Any, rank: Rank) -> bool:
+    """Return whether each of the ranks with equal blocks of this layer stores and sends a piece: some of the tokens."""
+    if rank.num_pieces == 1 or isinstance(spec, MambaSpec) or _shares_heads(spec):
+        return False
+    return _heads(spec, rank)[1] == 1 and spec.block_size % rank.num_pieces == 0
 
 
 def _spec_of(group: KVCacheGroupSpec, name: str) -> Any:

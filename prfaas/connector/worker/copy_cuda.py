@@ -117,17 +117,21 @@ class Extents:
 class CudaCopier:
     """Copier for blocks in GPU memory. The engine does not wait for copies, and `done` runs on another thread."""
 
-    def __init__(self, slots: torch.Tensor, device: CudaDevice, *, extent_bytes: int = EXTENT_BYTES) -> None:
-        """Start a thread for each direction. `slots` are the arena's, shape [slot, byte]."""
+    def __init__(self, slots: Sequence[torch.Tensor], device: CudaDevice, *, extent_bytes: int = EXTENT_BYTES) -> None:
+        """Start a thread for each direction. `slots` are those of each arena, shape [slot, byte]."""
         self._slots = slots
         self._device = device
-        num_slots, slot_bytes = slots.shape
-        self._extents = Extents(num_slots=num_slots, slot_bytes=slot_bytes, pin=self._pin, extent_bytes=extent_bytes)
+        self._extents = [
+            Extents(
+                num_slots=len(own), slot_bytes=own.stride(0), pin=partial(self._pin, own), extent_bytes=extent_bytes
+            )
+            for own in slots
+        ]
         self._saves = _CopyThread("prfaas-saves", device, partial(self._launch, is_load=False))
         self._loads = _CopyThread("prfaas-loads", device, partial(self._launch, is_load=True))
 
-    def _pin(self, offset: int, num_bytes: int) -> bool:
-        is_pinned = self._device.pin(self._slots.data_ptr() + offset, num_bytes)
+    def _pin(self, slots: torch.Tensor, offset: int, num_bytes: int) -> bool:
+        is_pinned = self._device.pin(slots.data_ptr() + offset, num_bytes)
         if not is_pinned:
             _log.error("arena.pin_failed", first_bytes=offset, num_bytes=num_bytes)
         return is_pinned
@@ -148,26 +152,27 @@ class CudaCopier:
     def _launch(self, stream: Stream, after: Event, copies: Sequence[LayerCopy], *, is_load: bool) -> Event:
         """Issue copies as one batch. Runs on the thread of its direction, which may wait for memory to be pinned."""
         blocks, memory, sizes = [], [], []
-        start, slot_bytes = self._slots.data_ptr(), self._slots.stride(0)
         numbers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # All layers of a group have the same pairs.
         for layer, pairs in copies:
             if id(pairs) not in numbers:
-                self._extents.use(pairs.slots)
+                self._extents[layer.arena].use(pairs.slots)
                 numbers[id(pairs)] = torch.tensor(pairs.block_ids), torch.tensor(pairs.slots)
             block_ids, slots = numbers[id(pairs)]
+            arena = self._slots[layer.arena]
             blocks.append(layer.pages.data_ptr() + block_ids * layer.pages.stride(0))
-            memory.append(start + slots * slot_bytes + layer.slice.offset_bytes)
+            memory.append(arena.data_ptr() + slots * arena.stride(0) + layer.slice.offset_bytes)
             sizes.append(torch.full_like(slots, layer.slice.payload_bytes))
         sources, targets = (memory, blocks) if is_load else (blocks, memory)
         addresses = torch.cat(sources), torch.cat(targets), torch.cat(sizes)
         return self._device.launch(stream, after, addresses, is_load=is_load)
 
     def close(self) -> None:
-        """End the threads after the copies so far, and unpin the arena."""
+        """End the threads after the copies so far, and unpin the arenas."""
         self._saves.close()
         self._loads.close()
-        for offset in self._extents.pinned():
-            self._device.unpin(self._slots.data_ptr() + offset)
+        for slots, extents in zip(self._slots, self._extents, strict=True):
+            for offset in extents.pinned():
+                self._device.unpin(slots.data_ptr() + offset)
 
 
 class _CopyThread:
@@ -237,11 +242,12 @@ Copier = HostCopier | CudaCopier
 
 
 def copier_for(client: AgentClient, *, device: torch.device, copy_batch: CopyBatch | None = None) -> Copier:
-    """Return a copier between blocks on `device` and the arena that the client has mapped. A GPU needs `copy_batch`."""
+    """Return a copier between blocks on `device` and the arenas that the client has mapped. A GPU needs `copy_batch`."""
     agent = client.attached
-    slots = slots_tensor(
-        client.arena, header_bytes=agent.header_bytes, slot_bytes=agent.slot_bytes, num_slots=agent.num_slots
-    )
+    slots = [
+        slots_tensor(arena, header_bytes=agent.header_bytes, slot_bytes=agent.slot_bytes, num_slots=agent.num_slots)
+        for arena in client.arenas
+    ]
     if device.type != "cuda":
         return HostCopier(slots)
     assert copy_batch is not None

@@ -1,19 +1,22 @@
 """Blocks of layers in an engine, and copies between them and the agent's slots in host memory."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from prfaas.errors import LayoutError
-from prfaas.kv.parts import LayerSlice
+from prfaas.kv.parts import LayerSlice, piece_of
 
 
 @dataclass(frozen=True)
 class LayerBlocks:
-    """KV of one layer in an engine. `pages[block_id]` is one block; shape [block, payload byte].
+    """KV of one layer in an engine. `pages[block_id]` is one block, or the rank's piece of it; shape [block, payload byte].
 
     `is_overwritten`: the next step of a request writes to the same block, as with recurrent states outside a cache.
+    `arena` is the number of the client's arena with the slots: 0 is the rank's own.
     """
 
     group: int
@@ -21,6 +24,14 @@ class LayerBlocks:
     slice: LayerSlice
     pages: torch.Tensor
     is_overwritten: bool = False
+    arena: int = 0
+
+    def of_sibling(self, slice_: LayerSlice, arena: int) -> LayerBlocks:
+        """Return the piece of a block that a sibling's arena has, whose slice is `slice_`."""
+        distance = piece_of(slice_)[0] - piece_of(self.slice)[0]
+        offset = self.pages.storage_offset() + distance * slice_.payload_bytes
+        pages = self.pages.as_strided(self.pages.shape, self.pages.stride(), offset)
+        return replace(self, slice=slice_, pages=pages, arena=arena)
 
 
 def pages_of(name: str, cache: torch.Tensor, num_blocks: int) -> torch.Tensor:
@@ -88,7 +99,8 @@ LayerCopy = tuple[LayerBlocks, BlockPairs]
 class HostCopier:
     """Copier for blocks in host memory. Each copy is complete when its call returns."""
 
-    def __init__(self, slots: torch.Tensor) -> None:
+    def __init__(self, slots: Sequence[torch.Tensor]) -> None:
+        """Copy to and from the slots of arenas, each of shape [slot, byte]."""
         self._slots = slots
 
     def save(self, copies: Sequence[LayerCopy], done: Callable[[], None]) -> None:
@@ -107,8 +119,9 @@ class HostCopier:
         """Yield blocks and slots of each run that is consecutive on both sides."""
         for layer, pairs in copies:
             begin, end = layer.slice.offset_bytes, layer.slice.offset_bytes + layer.slice.payload_bytes
+            slots = self._slots[layer.arena]
             for block, slot, length in _consecutive(pairs):
-                yield layer.pages[block : block + length], self._slots[slot : slot + length, begin:end]
+                yield layer.pages[block : block + length], slots[slot : slot + length, begin:end]
 
     def close(self) -> None:
         pass

@@ -1,5 +1,7 @@
 """Worker side of the connector: copies the blocks of each step layer by layer, and reports them in the ring."""
 
+from __future__ import annotations
+
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -14,7 +16,8 @@ from prfaas.connector.counts import Counts
 from prfaas.connector.metadata import Copy, Save, Step
 from prfaas.connector.worker.copy_cuda import Copier, CopyBatch, copier_for
 from prfaas.connector.worker.copy_host import BlockPairs, LayerBlocks, LayerCopy
-from prfaas.kv.layout import Layout
+from prfaas.kv.layout import Layout, siblings
+from prfaas.kv.parts import piece_of
 
 # An agent replies within milliseconds. Until it has replied, steps run without copies, and the agent keeps what the
 # scheduler side claims.
@@ -62,6 +65,35 @@ def _num_bytes(copies: Sequence[LayerCopy]) -> int:
     return sum(layer.slice.payload_bytes * len(pairs.slots) for layer, pairs in copies)
 
 
+_SourceCopy = tuple[int, Copy]  # With the number of the arena.
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Arena from which a rank loads, by number of its rank in the engine, with the layers of each group that it has."""
+
+    rank: int
+    layers: Mapping[int, Sequence[LayerBlocks]]
+
+    @classmethod
+    def of(cls, arena: int, layout: Layout, own: Mapping[str, LayerBlocks]) -> _Source:
+        """Return the rank's own arena (0), with all layers, or a sibling's, with the pieces of `own` layers there."""
+        found: dict[int, list[LayerBlocks]] = {}
+        for layer in own.values():
+            slice_ = layout.groups[layer.group].layers[layer.layer]
+            if not arena:
+                found.setdefault(layer.group, []).append(layer)
+            elif piece_of(slice_)[1] > 1:
+                found.setdefault(layer.group, []).append(layer.of_sibling(slice_, arena))
+        return cls(layout.shard.rank, found)
+
+
+def _is_overwritten(copy: Copy, generations: Sequence[int]) -> bool:
+    """Return whether a slot was given to another block while it was read."""
+    expected = zip(copy.slots, copy.generations, strict=True)
+    return any(generations[slot] != generation for slot, generation in expected)
+
+
 _NO_RESULTS = CopyResults(frozenset(), frozenset(), frozenset())
 
 
@@ -92,6 +124,7 @@ class WorkerSide:
         self._names_by_group: dict[int, list[str]] = {}
         for name, layer in layers.items():
             self._names_by_group.setdefault(layer.group, []).append(name)
+        self._sources = [_Source.of(arena, sibling, layers) for arena, sibling in enumerate(siblings(layout))]
         self.linear_layers: Collection[str] = {
             name for name, layer in layers.items() if layout.groups[layer.group].is_state
         }
@@ -112,7 +145,7 @@ class WorkerSide:
     def _take_arena(self) -> None:
         device = next(iter(self._layers.values())).pages.device
         self._copier: Copier = copier_for(self._client, device=device, copy_batch=self._copy_batch)
-        self._generations = self._client.slot_generations()
+        self._generations = [self._client.slot_generations(arena) for arena in range(len(self._sources))]
         self._epoch = self._client.attached.epoch
         self._session = 0  # Latest connection of the scheduler to this agent that a step has named.
 
@@ -150,8 +183,7 @@ class WorkerSide:
 
     def _leave_arena(self) -> None:
         """End the copies for the lost agent. The next agent has no use for their entries."""
-        self._copier.close()
-        self._generations.release()
+        self._release_arenas()
         with self._lock:
             self._backlog.clear()
 
@@ -231,27 +263,32 @@ class WorkerSide:
 
     def start_loads(self) -> None:
         """Copy received slots into the engine's blocks."""
-        loads: list[tuple[str, list[Copy]]] = []
-        pairs: dict[int, BlockPairs] = {}
+        loads: list[tuple[str, list[_SourceCopy]]] = []
+        pairs: dict[tuple[int, int], BlockPairs] = {}  # By arena and group.
         for load in self._step.loads:
-            copies = [copy for span in load.spans for copy in span.copies(self._rank)]
+            copies = [
+                (arena, copy)
+                for span in load.spans
+                for arena, source in enumerate(self._sources)
+                if span.span.group in source.layers
+                for copy in span.copies(source.rank)
+            ]
             loads.append((load.request_id, copies))
-            for copy in copies:
-                pairs.setdefault(copy.span.group, BlockPairs()).add(copy.span.block_ids, copy.slots)
+            for arena, copy in copies:
+                pairs.setdefault((arena, copy.span.group), BlockPairs()).add(copy.span.block_ids, copy.slots)
         if loads:
-            names = [name for group in pairs for name in self._names_by_group[group]]
-            layers = [(self._layers[name], pairs[self._layers[name].group]) for name in names]
+            layers = [
+                (layer, found)
+                for (arena, group), found in pairs.items()
+                for layer in self._sources[arena].layers[group]
+            ]
             self.counts["bytes receive"] += _num_bytes(layers)
             self._copier.load(layers, partial(self._check_loads, loads))
 
-    def _check_loads(self, loads: Sequence[tuple[str, Sequence[Copy]]]) -> None:
+    def _check_loads(self, loads: Sequence[tuple[str, Sequence[_SourceCopy]]]) -> None:
         for request_id, copies in loads:
-            self._finish_load(request_id, has_failed=any(self._is_overwritten(copy) for copy in copies))
-
-    def _is_overwritten(self, copy: Copy) -> bool:
-        """Return whether a slot was given to another block while it was read."""
-        expected = zip(copy.slots, copy.generations, strict=True)
-        return any(self._generations[slot] != generation for slot, generation in expected)
+            has_failed = any(_is_overwritten(copy, self._generations[arena]) for arena, copy in copies)
+            self._finish_load(request_id, has_failed=has_failed)
 
     def _finish_load(self, request_id: str, *, has_failed: bool) -> None:
         with self._lock:
@@ -278,6 +315,10 @@ class WorkerSide:
     def close(self) -> None:
         """End all copies and leave the agent."""
         self._is_closed.set()
-        self._copier.close()
-        self._generations.release()
+        self._release_arenas()
         self._client.close()
+
+    def _release_arenas(self) -> None:
+        self._copier.close()
+        for generations in self._generations:
+            generations.release()

@@ -33,11 +33,15 @@ MODELS: dict[str, tuple[Group, ...]] = {
     "mamba2": (State("mamba2", num_groups=1), Attention(2)),
     "gated delta net": (State("gdn_attn"), State("gdn_attn"), Attention(2)),
     "latent": (State("linear"), Attention(1)),
+    "divided latent": (State("gdn_attn"), Attention(1, divided=True)),
 }
 CUTS = {
     "two ranks to one": (Cut(2), Cut(1)),
     "one rank to four": (Cut(1), Cut(4)),
     "four ranks to two, other lengths": (Cut(4, 16), Cut(2, 48, "token,head,content")),
+    "eight ranks to one": (Cut(8), Cut(1)),
+    "one rank to eight": (Cut(1), Cut(8)),
+    "eight ranks to two": (Cut(8), Cut(2)),
     "equal sizes, other order and lengths": (Cut(2, 16), Cut(2, 48, "token,head,content")),
 }
 
@@ -195,8 +199,14 @@ def _chain(length: int = NUM_TOKENS) -> HashChain:
 @pytest.mark.parametrize(
     ("model", "cut"),
     [
-        *zip(MODELS, CUTS, strict=True),
+        ("windows", "two ranks to one"),
+        ("mamba2", "one rank to four"),
+        ("gated delta net", "four ranks to two, other lengths"),
+        ("latent", "equal sizes, other order and lengths"),
         ("latent", "one rank to four"),
+        ("divided latent", "eight ranks to one"),
+        ("divided latent", "one rank to eight"),
+        ("divided latent", "eight ranks to two"),
         ("windows", "equal sizes, other order and lengths"),
     ],
 )

@@ -1,14 +1,25 @@
 """Hybrid models whose kernels run on no CPU: vLLM's specs describe them, and their bytes go through pool and wire."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from vllm.v1.kv_cache_interface import KVCacheConfig, MambaSpec
 
-from prfaas.connector.vllm.kv_layout import Rank, block_map, describe
+from prfaas.connector.vllm.kv_layout import Rank, block_map, describe, num_replicas
 from prfaas.types import Shard
-from tests.support.agent_nodes import Nodes, load_and_finish, prefill_leg, prompt_of, receiving
+from tests.support.agent_nodes import (
+    NUM_TOKENS,
+    Nodes,
+    leave_prefix,
+    load_and_finish,
+    prefill_leg,
+    prompt_of,
+    receiving,
+)
 from tests.support.fake_engine import NUM_BLOCKS, Memory
 from tests.support.vllm_caches import KDA, LIGHTNING, config_of, latent
+from tools.demo.client import get_json
 
 pytestmark = pytest.mark.vllm
 LAYERS_PER_GROUP = 2
@@ -16,13 +27,19 @@ RATIOS = {"three KDA to one MLA": (KDA, 3), "seven lightning to one MLA": (LIGHT
 MLA_BLOCK_TOKENS = 64  # Its page is larger than either state, as in vLLM.
 
 
-def hybrid(ratio: str, model: str) -> Memory:
-    """Return an engine's blocks of such a model, as the connector describes them."""
+def hybrid(ratio: str, model: str, shard: Shard = Shard()) -> Memory:  # noqa: B008
+    """Return one rank's blocks of such a model, as the connector describes them. Ranks divide the states among them."""
     linear, count = RATIOS[ratio]
+    *first, (heads, *rest) = linear.shapes
+    linear = replace(
+        linear, shapes=(*((taps, width // shard.size) for taps, width in first), (heads // shard.size, *rest))
+    )
     groups = [([f"linear.{group}.{n}" for n in range(LAYERS_PER_GROUP)], linear) for group in range(count)]
     full = ([f"full.{n}" for n in range(LAYERS_PER_GROUP)], latent(MLA_BLOCK_TOKENS))
     config = config_of(*groups, full, num_blocks=NUM_BLOCKS)
-    layout, layers = describe(config, shared_caches(config), Rank(model, Shard(), 1), packing="p")
+    _, num_pieces = num_replicas(config, num_ranks=shard.size, num_kv_heads=1)
+    rank = Rank(model, shard, 1, num_pieces)
+    layout, layers = describe(config, shared_caches(config), rank, packing="p")
     return Memory(layout, layers, block_map(config).groups)
 
 
@@ -50,3 +67,27 @@ def test_every_byte_arrives(nodes: Nodes, ratio: str) -> None:
     prefill_leg(prefiller, prompt, grant)
     load_and_finish(decoder, parked)
     nodes.assert_nothing_is_left()
+
+
+@pytest.mark.parametrize("ratio", RATIOS)
+def test_ranks_divide_equal_latents_among_them(nodes: Nodes, ratio: str) -> None:
+    """Four ranks send as many bytes as one rank does, although each has all latents, and load them from the pool."""
+    sent = []
+    for size in (1, 4):
+        model = f"{nodes.model}, {size} ranks"
+        site = replace(nodes, model=model, engines=nodes.engines)
+        engines = []
+        for agent, reuse in ((site.east, False), (site.west, True)):
+            first, *others = (hybrid(ratio, model, Shard(rank, size)) for rank in range(size))
+            settings = {"reuse": True, "reuse_min_tokens": 16} if reuse else {}
+            engines.append(site.attach(agent, first, others=others, **settings))
+        prompt = prompt_of(1)
+        grant = site.grant(prompt)
+        parked = receiving(engines[1], prompt, grant)
+        prefill_leg(engines[0], prompt, grant)
+        load_and_finish(engines[1], parked)
+        sent.append(get_json(f"{site.east.status_url}/transfers")[-1]["payload_bytes"])
+        leave_prefix(engines[1], prompt_of(2))
+        load_and_finish(engines[1], engines[1].submit("again", prompt_of(2, NUM_TOKENS + 60), {}), NUM_TOKENS + 1)
+        site.assert_nothing_is_left()
+    assert sent[1] == sent[0]

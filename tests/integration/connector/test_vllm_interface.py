@@ -51,6 +51,8 @@ from prfaas.connector.vllm.request import token_chain
 from prfaas.errors import LayoutError
 from prfaas.hashing import HashChain, root_hash
 from prfaas.kv.group import KVGroup
+from prfaas.kv.layout import siblings
+from prfaas.kv.parts import piece_of
 from prfaas.types import Shard
 from tests.support.paused_process import paused
 from tests.support.vllm_caches import KDA, LIGHTNING, attention, caches_of, config_of, latent, state
@@ -125,22 +127,40 @@ def test_a_group_with_different_page_sizes_is_described_layer_by_layer() -> None
 @pytest.mark.parametrize(
     ("specs", "num_ranks", "num_kv_heads", "replicas"),
     [
-        ([latent()], 8, 1, 8),
-        ([latent(), latent(64)], 8, 128, 8),  # With the keys of an indexer.
-        ([attention(num_kv_heads=1)], 8, 2, 4),
-        ([attention(num_kv_heads=2)], 4, 8, 1),
-        ([attention(num_kv_heads=1), WINDOW_OF_ONE], 8, 2, 4),
-        ([attention(num_kv_heads=1), attention(num_kv_heads=1, head_size=32)], 8, 2, 1),  # The second may have more.
-        ([KDA, latent()], 8, 1, 1),  # Each rank has its own part of the states.
-        ([replace(KDA, tp_replicated=True), latent()], 8, 1, 8),
-        ([attention()], 1, 2, 1),
+        ([latent()], 8, 1, (8, 8)),
+        ([latent(), latent(64)], 8, 128, (8, 8)),  # With the keys of an indexer.
+        ([attention(num_kv_heads=1)], 8, 2, (4, 4)),
+        ([attention(num_kv_heads=2)], 4, 8, (1, 1)),
+        ([attention(num_kv_heads=1), WINDOW_OF_ONE], 8, 2, (4, 4)),
+        (
+            [attention(num_kv_heads=1), attention(num_kv_heads=1, head_size=32)],
+            8,
+            2,
+            (1, 1),
+        ),  # The second may have more.
+        ([KDA, latent()], 8, 1, (1, 8)),  # Each rank has its own part of the states.
+        ([KDA, attention(num_kv_heads=1)], 8, 2, (1, 4)),
+        ([replace(KDA, tp_replicated=True), latent()], 8, 1, (8, 8)),
+        ([attention()], 1, 2, (1, 1)),
     ],
 )
 def test_ranks_with_equal_kv_are_replicas(
-    specs: list[KVCacheSpec], num_ranks: int, num_kv_heads: int, replicas: int
+    specs: list[KVCacheSpec], num_ranks: int, num_kv_heads: int, replicas: tuple[int, int]
 ) -> None:
     config = config_of(*(([str(name)], spec) for name, spec in enumerate(specs)))
     assert num_replicas(config, num_ranks=num_ranks, num_kv_heads=num_kv_heads) == replicas
+
+
+def test_equal_attention_beside_states_is_divided_among_its_ranks() -> None:
+    config = config_of((["s"], KDA), (["a"], attention(num_kv_heads=1)))
+    caches = caches_of(config)
+    layouts = [describe(config, caches, Rank("m", Shard(rank, 8), 2, 4), packing="p")[0] for rank in range(8)]
+    pieces = [layout.groups[1].layers[0] for layout in layouts]
+    assert [piece_of(layer) for layer in pieces] == [(0, 4), (1, 4), (2, 4), (3, 4)] * 2
+    assert [layer.first_head for layer in pieces] == [0] * 4 + [1] * 4
+    assert sum(layer.payload_bytes for layer in pieces) == 2 * caches["a"][0].numel() * caches["a"].element_size()
+    assert [layout.shard.rank for layout in siblings(layouts[6])] == [6, 7, 4, 5]
+    assert set(siblings(layouts[6])) == set(layouts[4:])
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,8 @@ MODELS: dict[str, tuple[Group, ...]] = {
     "gated delta net": (State("gdn_attn"), Attention(2)),
     "short convolution": (State("short_conv"), Attention(2)),
     "lightning": (State("linear"), Attention(1)),
+    "divided latent": (State("gdn_attn"), Attention(1, divided=True)),
+    "divided heads": (State("gdn_attn"), Attention(2, divided=True)),
 }
 
 

@@ -61,7 +61,7 @@ def test_copies_there_and_back_touch_nothing_else() -> None:
     arena = bytearray(64 + 5 * 256)
     slots = slots_tensor(memoryview(arena), header_bytes=64, slot_bytes=256, num_slots=5)
     pages = torch.randint(1, 255, (NUM_BLOCKS, 100), dtype=torch.uint8)
-    copier, done = HostCopier(slots), []
+    copier, done = HostCopier([slots]), []
     copier.save([(layer(pages, 28), BlockPairs([1, 2, 5, 0], [2, 3, 4, 0]))], lambda: done.append("save"))
     assert bytes(arena[64 + 2 * 256 + 28 :][:100]) == bytes(pages[1].tolist())
     assert not any(arena[:64]) and not any(arena[64 + 256 : 64 + 512]) and not any(arena[64 + 512 : 64 + 540])

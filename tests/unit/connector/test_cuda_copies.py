@@ -43,7 +43,7 @@ class Engine:
             )
             for number in range(NUM_LAYERS)
         ]
-        self.copier = CudaCopier(self.slots, device)
+        self.copier = CudaCopier([self.slots], device)
 
     def copies(self, pairs: BlockPairs) -> list[LayerCopy]:
         return [(layer, pairs) for layer in self.layers]
