@@ -4,7 +4,6 @@ The model's thread records an event and puts the copies of a layer or step into 
 them as one batch. The blocks of a save stay allocated until the scheduler hears that it is complete.
 """
 
-import os
 import queue
 import threading
 from collections import deque
@@ -12,7 +11,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from math import lcm
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,12 +18,12 @@ import torch
 from prfaas import logs
 from prfaas.agent.engine.client import AgentClient
 from prfaas.cachepool.arena import PAGE_BYTES
+from prfaas.connector.worker import numa
 from prfaas.connector.worker.copy_host import BlockPairs, HostCopier, LayerBlocks, LayerCopy, slots_tensor
 
 # Pinning takes 0.1 s per GB (vLLM pull request 51081, H200), and the driver may delay other threads meanwhile.
 EXTENT_BYTES = 64 << 20
 _MAPPED_AND_PORTABLE = 0x02 | 0x01  # cudaHostRegisterMapped | cudaHostRegisterPortable
-_SYSFS = Path("/sys")
 _log = logs.get("connector.worker")
 Event = Any
 Stream = Any
@@ -56,14 +54,17 @@ class CudaDevice:
         indices = torch.tensor(block_ids).to(self._device, non_blocking=True)
         return pages.index_select(0, indices)
 
+    def node(self) -> int | None:
+        """Return the GPU's NUMA node if it is known."""
+        properties = torch.cuda.get_device_properties(self._device)
+        place = f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
+        return numa.numa_node(place)
+
     def open_stream(self) -> Stream:
         """Prepare the calling thread for copies, and return its stream."""
         torch.cuda.set_device(self._device)
-        properties = torch.cuda.get_device_properties(self._device)
-        place = f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
-        cpus = near_cpus(place) & os.sched_getaffinity(0)
-        if cpus:  # Memory that the thread pins first lies near them, too.
-            os.sched_setaffinity(0, cpus)
+        if (node := self.node()) is not None:
+            numa.bind_thread(node)
         return torch.cuda.Stream(self._device, priority=0)  # The lowest priority.
 
     def launch(self, stream: Stream, after: Event, addresses: Addresses, *, is_load: bool) -> Event:
@@ -227,17 +228,6 @@ class _CopyThread:
         self._thread.join()
 
 
-def near_cpus(pci_address: str, sysfs: Path = _SYSFS) -> set[int]:
-    """Return the CPUs of a device's NUMA node, or none where the system names no node."""
-    try:
-        node = int((sysfs / "bus/pci/devices" / pci_address / "numa_node").read_text())
-        ranges = (sysfs / f"devices/system/node/node{node}/cpulist").read_text().split(",")
-    except (OSError, ValueError):
-        return set()
-    ends = [item.strip().split("-") for item in ranges]
-    return {cpu for end in ends for cpu in range(int(end[0]), int(end[-1]) + 1)}
-
-
 Copier = HostCopier | CudaCopier
 
 
@@ -251,4 +241,8 @@ def copier_for(client: AgentClient, *, device: torch.device, copy_batch: CopyBat
     if device.type != "cuda":
         return HostCopier(slots)
     assert copy_batch is not None
-    return CudaCopier(slots, CudaDevice(device, copy_batch))
+    gpu = CudaDevice(device, copy_batch)
+    node = gpu.node()
+    if node is not None and not numa.prefer_node(slots[0], node):
+        _log.warning("arena.node_not_preferred", node=node)
+    return CudaCopier(slots, gpu)

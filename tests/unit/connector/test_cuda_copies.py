@@ -5,7 +5,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
 from prfaas.cachepool.arena import PAGE_BYTES  # noqa: E402
-from prfaas.connector.worker.copy_cuda import CudaCopier, Extents, near_cpus  # noqa: E402
+from prfaas.connector.worker.copy_cuda import CudaCopier, Extents  # noqa: E402
 from prfaas.connector.worker.copy_host import BlockPairs, LayerBlocks, LayerCopy  # noqa: E402
 from prfaas.kv.parts import LayerSlice  # noqa: E402
 from tests.support.counting_device import CountingDevice  # noqa: E402
@@ -196,14 +195,3 @@ def test_memory_that_cannot_be_pinned_is_copied_all_the_same() -> None:
         pairs = BlockPairs([1, 2], [5, 6])
         engine.save(pairs)
         assert torch.equal(engine.slots[pairs.slots], engine.blocks(pairs.block_ids))
-
-
-def test_the_cpus_of_a_device_are_those_of_its_numa_node(tmp_path: Path) -> None:
-    device, node = tmp_path / "bus/pci/devices/0000:3b:00.0", tmp_path / "devices/system/node/node1"
-    for directory in (device, node):
-        directory.mkdir(parents=True)
-    (device / "numa_node").write_text("1\n")
-    (node / "cpulist").write_text("4-6,12\n")
-    assert near_cpus("0000:3b:00.0", tmp_path) == {4, 5, 6, 12}
-    (device / "numa_node").write_text("-1\n")  # As in a virtual machine.
-    assert near_cpus("0000:3b:00.0", tmp_path) == near_cpus("0000:01:00.0", tmp_path) == set()
