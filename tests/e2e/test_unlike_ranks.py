@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from prfaas.kv.parts import piece_of
 from tests.support.engine_deployment import CHUNK_TOKENS, random_prompt
 from tests.support.engine_pair import EnginePair, counts, outcome, running_pair
 from tests.support.waiting import wait_until
@@ -47,6 +48,13 @@ def test_tokens_equal_those_of_one_engine(unlike: EnginePair) -> None:
         assert unlike.through_both(prompt) == unlike.alone(prompt), length
         assert counts(unlike.decode)[outcome("receive", "completed")] == before + 1
         assert prefilled_tokens(unlike.decode.url) == computed + 1 + length
+
+
+def test_ranks_with_equal_attention_divide_its_blocks(unlike: EnginePair) -> None:
+    layout = unlike.layout()  # Of the prefill engine.
+    layers = [layer for group in layout.groups if not group.is_state for layer in group.layers]
+    num_pieces = layout.shard.size if unlike.family == "granite4h_one_head" else 1
+    assert layers and all(piece_of(layer)[1] == num_pieces for layer in layers)
 
 
 def test_only_what_the_reader_lacks_travels(unlike: EnginePair) -> None:
