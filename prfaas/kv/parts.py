@@ -8,6 +8,7 @@ from prfaas.errors import LayoutError
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1, "int8": 1, "uint8": 1}
 _ATTENTION_AXES = ("head", "token", "content")
 SHARED_HEADS = "head_slot"  # Axis of blocks in which the bytes of a head do not lie together, such as those of NVFP4.
+UNKNOWN_HEADS = "unknown_head"  # Axis of a rank of which the number of its heads in the model is not known.
 
 
 @dataclass(frozen=True)
@@ -124,6 +125,11 @@ def _attention_axes(block_tokens: int, layer: LayerSlice) -> tuple[dict[str, int
         raise LayoutError(
             f"layer {layer.name}: the bytes of a head are spread over its block, as in NVFP4; such blocks are exchanged "
             "between equal tensor-parallel sizes and block sizes only"
+        )
+    if UNKNOWN_HEADS in names:
+        raise LayoutError(
+            f"layer {layer.name}: which of the model's KV heads a rank has is not known, since other layers have more or "
+            "fewer; such blocks are exchanged between equal tensor-parallel sizes and block sizes only"
         )
     if sorted(names) != sorted(_ATTENTION_AXES) or len(sizes) < len(names):
         raise LayoutError(f"layer {layer.name}: axes {layer.axis_order!r} are not those of attention")

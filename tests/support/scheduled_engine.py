@@ -186,7 +186,7 @@ class ScheduledEngine:
         self._kv = kv
         self._groups: tuple[KVGroup, ...] = block_map(kv).groups
         self._keeps_states = any(group.kept_states for group in self._groups)
-        self._layers: dict[str, LayerBlocks] = describe(kv, caches, Rank("", Shard(), NUM_HEADS), packing="")[1]
+        self._layers: dict[str, LayerBlocks] = describe(kv, caches, Rank("", Shard(), {NUM_HEADS}), packing="")[1]
         self._requests: dict[str, Request] = {}
         align, hashed = resolve_kv_cache_block_sizes(kv, config)
         hash_function = get_hash_fn_by_name(config.cache_config.prefix_caching_hash_algo)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import os
 import platform
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -34,7 +35,7 @@ from prfaas.hashing import HASH_UNIT_TOKENS
 from prfaas.kv.group import KVGroup
 from prfaas.kv.kinds import KINDS
 from prfaas.kv.layout import Layout
-from prfaas.kv.parts import SHARED_HEADS, LayerSlice
+from prfaas.kv.parts import SHARED_HEADS, UNKNOWN_HEADS, LayerSlice
 from prfaas.types import Shard
 
 
@@ -95,6 +96,7 @@ JUDGED_CACHES: dict[str, Judgement] = {kind.__name__: rule.fields for kind, rule
         "hisparse_shared_host_pool": only(False, reason=_ON_HOST),
     },
 }
+_HEADS = re.compile("(kv|key_value)_heads|kv_n_heads|n_head_kv|num_attention_groups")
 _PLAIN_MODES = (KVQuantMode.NONE, KVQuantMode.FP8_PER_TENSOR)
 # Backends that store, for a head and token, the key and then the value, or the latent of MLA. Axes and dtype tell the rest.
 _PLAIN_NAMES = """FLASH_ATTN FLASH_ATTN_DIFFKV FLASHINFER FLEX_ATTENTION TRITON_ATTN TRITON_ATTN_DIFFKV TRITON_FLASH_ATTN
@@ -112,7 +114,7 @@ class Rank:
 
     model: str  # Identity of the weights.
     shard: Shard
-    num_kv_heads: int  # Of the whole model.
+    kv_heads: Collection[int]  # Numbers of KV heads that layers of the whole model have.
     num_pieces: int = 1
 
 
@@ -131,29 +133,45 @@ def _is_draft(name: str, num_target_layers: int) -> bool:
     return is_named or any(part.isdigit() and int(part) >= num_target_layers for part in parts)
 
 
-def num_replicas(config: KVCacheConfig, *, num_ranks: int, num_kv_heads: int) -> tuple[int, int]:
+def kv_heads(model: Any) -> set[int]:
+    """Return all numbers of KV heads that a ModelConfig of vLLM names. Windows may have more than full attention."""
+    return {model.get_total_num_kv_heads(), *_numbers_of_heads(model.hf_text_config.to_dict())}
+
+
+def _numbers_of_heads(settings: Mapping[Any, Any]) -> Iterator[int]:
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from _numbers_of_heads(value)
+        elif _HEADS.search(str(name)):
+            yield from (number for number in (value if isinstance(value, list) else [value]) if isinstance(number, int))
+
+
+def num_replicas(config: KVCacheConfig, *, num_ranks: int, kv_heads: Collection[int]) -> tuple[int, int]:
     """Return how many consecutive tensor-parallel ranks have equal KV in every layer, and in every layer of attention.
 
     vLLM repeats the latents of MLA on all ranks, and the heads of a model with fewer heads than ranks.
     """
     groups = [config.kv_cache_groups[index] for index in config.transfer_group_ids]
     specs = [spec for group in groups for spec in iter_layer_specs(group.kv_cache_spec)]
-    # Layers of different kinds may have different numbers of heads, and `num_kv_heads` is the number of one kind.
-    kinds = {(spec.num_kv_heads, spec.head_size) for spec in specs if _has_heads(spec)}
-    num_shares = num_kv_heads if len(kinds) == 1 else num_ranks
     attention = [spec for spec in specs if not isinstance(spec, MambaSpec)]
-    found = [[_num_equal_ranks(spec, num_ranks, num_shares) for spec in some] for some in (specs, attention)]
+    found = [[_num_equal_ranks(spec, num_ranks, kv_heads) for spec in some] for some in (specs, attention)]
     return math.gcd(num_ranks, *found[0]), math.gcd(num_ranks, *found[1])
 
 
-def _has_heads(spec: Any) -> bool:
-    return not isinstance(spec, MLAAttentionSpec | MambaSpec)
-
-
-def _num_equal_ranks(spec: Any, num_ranks: int, num_shares: int) -> int:
+def _num_equal_ranks(spec: Any, num_ranks: int, kv_heads: Collection[int]) -> int:
     if isinstance(spec, MambaSpec):
         return num_ranks if spec.tp_replicated else 1
-    return max(1, num_ranks // (spec.max_tp_shards or (num_shares if _has_heads(spec) else num_ranks)))
+    is_latent = isinstance(spec, MLAAttentionSpec)
+    num_shares = spec.max_tp_shards or (None if is_latent else _total_heads(spec, num_ranks, kv_heads))
+    return max(1, num_ranks // (num_shares or num_ranks))
+
+
+def _total_heads(spec: Any, num_ranks: int, kv_heads: Collection[int]) -> int | None:
+    """Return the KV heads of a layer over all ranks, or None if several numbers leave one head to a rank."""
+    if num_ranks == 1 or spec.num_kv_heads > 1:
+        return int(spec.num_kv_heads * num_ranks)
+    fitting = [number for number in kv_heads if number <= num_ranks]
+    return fitting[0] if len(fitting) == 1 else None
 
 
 def block_map(config: KVCacheConfig) -> BlockMap:
@@ -276,7 +294,7 @@ def _is_divided(spec: Any, rank: Rank) -> bool:
     """Return whether each of the ranks with equal blocks of this layer stores and sends a piece: some of the tokens."""
     if rank.num_pieces == 1 or isinstance(spec, MambaSpec) or _shares_heads(spec):
         return False
-    return _heads(spec, rank)[1] == 1 and spec.block_size % rank.num_pieces == 0
+    return (_heads(spec, rank) or (0, 0))[1] == 1 and spec.block_size % rank.num_pieces == 0
 
 
 def _spec_of(group: KVCacheGroupSpec, name: str) -> Any:
@@ -289,12 +307,14 @@ def _slice(name: str, cache: torch.Tensor, spec: Any, rank: Rank, *, offset: int
         shapes = " ".join("x".join(map(str, shape)) for shape in spec.shapes)
         dtype = " ".join(str(dtype).removeprefix("torch.") for dtype in spec.dtypes)
         return LayerSlice(name, offset, size, dtype, f"{spec.mamba_type.name.lower()} {shapes}")
-    attention = (SHARED_HEADS, "token", "content") if _shares_heads(spec) else ("head", "token", "content")
+    heads = _heads(spec, rank)
+    head_axis = SHARED_HEADS if _shares_heads(spec) else "head" if heads else UNKNOWN_HEADS
+    attention = (head_axis, "token", "content")
     axes = attention if cache.dim() == 1 + len(attention) else ("kernel_block", *attention)
     if cache.dim() != 1 + len(axes):
         raise LayoutError(f"layer {name}: a KV cache with {cache.dim()} axes is not known")
     order = f"{physical_axes(cache, axes)} {'x'.join(map(str, cache.shape[1:]))}"
-    first, count = _heads(spec, rank)
+    first, count = heads or (0, int(spec.num_kv_heads))
     return LayerSlice(name, offset, size, str(cache.dtype).removeprefix("torch."), order, first, count)
 
 
@@ -305,12 +325,15 @@ def _shares_heads(spec: Any) -> bool:
     return spec.num_head_slots is not None or spec.kv_quant_mode not in _PLAIN_MODES
 
 
-def _heads(spec: Any, rank: Rank) -> tuple[int, int]:
-    """Return the first KV head of this rank and their number: a share, or a replica if there are fewer heads than ranks."""
+def _heads(spec: Any, rank: Rank) -> tuple[int, int] | None:
+    """Return the first KV head of this rank and their number: a share, or a replica if there are fewer heads than ranks.
+
+    Return None if they are not known.
+    """
     if isinstance(spec, MLAAttentionSpec):
         return 0, 1
-    count = int(spec.num_kv_heads)
-    return min(rank.shard.rank * rank.num_kv_heads // rank.shard.size, rank.num_kv_heads - count), count
+    total = _total_heads(spec, rank.shard.size, rank.kv_heads)
+    return None if total is None else (rank.shard.rank * total // rank.shard.size, int(spec.num_kv_heads))
 
 
 def packing(

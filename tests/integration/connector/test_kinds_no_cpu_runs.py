@@ -37,8 +37,8 @@ def hybrid(ratio: str, model: str, shard: Shard = Shard()) -> Memory:  # noqa: B
     groups = [([f"linear.{group}.{n}" for n in range(LAYERS_PER_GROUP)], linear) for group in range(count)]
     full = ([f"full.{n}" for n in range(LAYERS_PER_GROUP)], latent(MLA_BLOCK_TOKENS))
     config = config_of(*groups, full, num_blocks=NUM_BLOCKS)
-    _, num_pieces = num_replicas(config, num_ranks=shard.size, num_kv_heads=1)
-    rank = Rank(model, shard, 1, num_pieces)
+    _, num_pieces = num_replicas(config, num_ranks=shard.size, kv_heads={1})
+    rank = Rank(model, shard, {1}, num_pieces)
     layout, layers = describe(config, shared_caches(config), rank, packing="p")
     return Memory(layout, layers, block_map(config).groups)
 

@@ -164,7 +164,7 @@ def test_the_groups_of_common_models_are_accepted() -> None:
 
 def _layout(spec: KVCacheSpec, shard: Shard) -> Layout:
     config = config_of((["a"], spec))
-    return describe(config, caches_of(config), Rank("m", shard, 4), packing="p")[0]
+    return describe(config, caches_of(config), Rank("m", shard, {4}), packing="p")[0]
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,7 @@ from prfaas.connector.vllm.kv_layout import (
     block_map,
     describe,
     has_one_attention,
+    kv_heads,
     num_replicas,
     packing,
 )
@@ -53,6 +54,7 @@ from prfaas.hashing import HashChain, root_hash
 from prfaas.kv.group import KVGroup
 from prfaas.kv.layout import siblings
 from prfaas.kv.parts import piece_of
+from prfaas.kv.repack import obstacle
 from prfaas.types import Shard
 from tests.support.paused_process import paused
 from tests.support.vllm_caches import KDA, LIGHTNING, attention, caches_of, config_of, latent, state
@@ -69,7 +71,7 @@ WINDOW_OF_ONE = replace(WINDOW, num_kv_heads=1)
 def test_hybrid_models_are_described_group_by_group(linear: MambaSpec, count: int, full: Any) -> None:
     groups = [([f"linear.{index}"], linear) for index in range(count)]
     config = config_of(*groups, (["full.0", "full.1"], full))
-    layout, layers = describe(config, caches_of(config), Rank("m", Shard(), 2), packing="p")
+    layout, layers = describe(config, caches_of(config), Rank("m", Shard(), {2}), packing="p")
     assert [group.kind for group in layout.groups] == ["linear_state"] * count + ["full_attention"]
     assert layout.groups[0].block_bytes == linear.state_content_size_bytes
     assert layout.groups[-1].block_bytes == 2 * full.unpadded_page_size_bytes
@@ -104,7 +106,7 @@ def test_vllm_may_count_attention_beyond_states_if_a_load_completes_the_rest(
 def test_groups_without_transfer_are_left_out() -> None:
     config = config_of((["a"], attention()), (["b"], attention()))
     config.kv_cache_groups[0].enable_kv_transfer = False
-    layout, _ = describe(config, caches_of(config), Rank("m", Shard(), 2), packing="p")
+    layout, _ = describe(config, caches_of(config), Rank("m", Shard(), {2}), packing="p")
     assert [layer.name for layer in layout.groups[0].layers] == ["b"]
 
 
@@ -112,49 +114,79 @@ def test_layers_with_a_shared_cache_travel_once() -> None:
     config = config_of((["a", "b"], attention()))
     caches = caches_of(config)
     caches["b"] = caches["a"]
-    layout, layers = describe(config, caches, Rank("m", Shard(), 2), packing="p")
+    layout, layers = describe(config, caches, Rank("m", Shard(), {2}), packing="p")
     assert list(layers) == ["a"] and len(layout.groups[0].layers) == 1
 
 
 def test_a_group_with_different_page_sizes_is_described_layer_by_layer() -> None:
     specs = {"narrow": attention(num_kv_heads=1), "wide": attention(num_kv_heads=4)}
     config = config_of((list(specs), UniformTypeKVCacheSpecs(block_size=32, kv_cache_specs=specs)))
-    layout, _ = describe(config, caches_of(config), Rank("m", Shard(), 4), packing="p")
+    layout, _ = describe(config, caches_of(config), Rank("m", Shard(), {4}), packing="p")
     narrow, wide = layout.groups[0].layers
     assert wide.payload_bytes == 4 * narrow.payload_bytes and wide.offset_bytes == narrow.payload_bytes
 
 
 @pytest.mark.parametrize(
-    ("specs", "num_ranks", "num_kv_heads", "replicas"),
+    ("specs", "num_ranks", "heads", "replicas"),
     [
-        ([latent()], 8, 1, (8, 8)),
-        ([latent(), latent(64)], 8, 128, (8, 8)),  # With the keys of an indexer.
-        ([attention(num_kv_heads=1)], 8, 2, (4, 4)),
-        ([attention(num_kv_heads=2)], 4, 8, (1, 1)),
-        ([attention(num_kv_heads=1), WINDOW_OF_ONE], 8, 2, (4, 4)),
-        (
-            [attention(num_kv_heads=1), attention(num_kv_heads=1, head_size=32)],
-            8,
-            2,
-            (1, 1),
-        ),  # The second may have more.
-        ([KDA, latent()], 8, 1, (1, 8)),  # Each rank has its own part of the states.
-        ([KDA, attention(num_kv_heads=1)], 8, 2, (1, 4)),
-        ([replace(KDA, tp_replicated=True), latent()], 8, 1, (8, 8)),
-        ([attention()], 1, 2, (1, 1)),
+        ([latent()], 8, {1}, (8, 8)),
+        ([latent(), latent(64)], 8, {128}, (8, 8)),  # With the keys of an indexer.
+        ([attention(num_kv_heads=1)], 8, {2}, (4, 4)),
+        ([attention(num_kv_heads=2)], 4, {8}, (1, 1)),
+        ([attention(num_kv_heads=1), WINDOW_OF_ONE], 8, {2}, (4, 4)),
+        ([attention(num_kv_heads=1), WINDOW_OF_ONE], 8, {4, 8}, (1, 1)),  # Each may be of either number (MiMo V2).
+        ([attention(num_kv_heads=1)], 4, {2, 8}, (2, 2)),  # With eight heads, each rank had two.
+        ([KDA, latent()], 8, {1}, (1, 8)),  # Each rank has its own part of the states.
+        ([KDA, attention(num_kv_heads=1)], 8, {2}, (1, 4)),
+        ([replace(KDA, tp_replicated=True), latent()], 8, {1}, (8, 8)),
+        ([attention()], 1, {2}, (1, 1)),
     ],
 )
 def test_ranks_with_equal_kv_are_replicas(
-    specs: list[KVCacheSpec], num_ranks: int, num_kv_heads: int, replicas: tuple[int, int]
+    specs: list[KVCacheSpec], num_ranks: int, heads: set[int], replicas: tuple[int, int]
 ) -> None:
     config = config_of(*(([str(name)], spec) for name, spec in enumerate(specs)))
-    assert num_replicas(config, num_ranks=num_ranks, num_kv_heads=num_kv_heads) == replicas
+    assert num_replicas(config, num_ranks=num_ranks, kv_heads=heads) == replicas
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"id2label": {0: "no"}}, {4}),
+        ({"swa_num_key_value_heads": 8, "linear_num_value_heads": 32}, {4, 8}),  # MiMo V2
+        ({"other": {"num_attention_groups": 8}, "sink_kv_heads": None}, {4, 8}),  # Step 3.5
+        ({"num_kv_heads": [2, 4, 16]}, {2, 4, 16}),
+    ],
+)
+def test_all_numbers_of_kv_heads_in_a_configuration_are_found(settings: dict[str, Any], expected: set[int]) -> None:
+    text = SimpleNamespace(to_dict=lambda: {"num_key_value_heads": 4, "num_heads": 64} | settings)
+    assert kv_heads(SimpleNamespace(hf_text_config=text, get_total_num_kv_heads=lambda: 4)) == expected
+
+
+def test_a_layer_of_which_the_heads_are_not_known_is_exchanged_between_equal_sizes_alone() -> None:
+    """At size 8, each of windows with 8 heads and full attention with 4 has one head on a rank."""
+    whole, eight = (
+        [
+            describe(config, caches_of(config), Rank("m", Shard(rank, size), {4, 8}), packing="p")[0]
+            for rank in range(size)
+        ]
+        for size, config in (
+            (1, config_of((["w"], attention(num_kv_heads=8)), (["f"], attention(num_kv_heads=4)))),
+            (8, config_of((["w"], attention(num_kv_heads=1)), (["f"], attention(num_kv_heads=1)))),
+        )
+    )
+    assert "is not known" in str(obstacle(eight[0], whole[0])) and "is not known" in str(obstacle(whole[0], eight[5]))
+    assert [layout.groups[0].layers[0].first_head for layout in eight] == [0] * 8
+    two = config_of((["w"], attention(num_kv_heads=4)), (["f"], attention(num_kv_heads=2)))
+    layouts = [describe(two, caches_of(two), Rank("m", Shard(rank, 2), {4, 8}), packing="p")[0] for rank in range(2)]
+    firsts = [[group.layers[0].first_head for group in layout.groups] for layout in layouts]
+    assert firsts == [[0, 0], [4, 2]] and obstacle(layouts[1], whole[0]) is None
 
 
 def test_equal_attention_beside_states_is_divided_among_its_ranks() -> None:
     config = config_of((["s"], KDA), (["a"], attention(num_kv_heads=1)))
     caches = caches_of(config)
-    layouts = [describe(config, caches, Rank("m", Shard(rank, 8), 2, 4), packing="p")[0] for rank in range(8)]
+    layouts = [describe(config, caches, Rank("m", Shard(rank, 8), {2}, 4), packing="p")[0] for rank in range(8)]
     pieces = [layout.groups[1].layers[0] for layout in layouts]
     assert [piece_of(layer) for layer in pieces] == [(0, 4), (1, 4), (2, 4), (3, 4)] * 2
     assert [layer.first_head for layer in pieces] == [0] * 4 + [1] * 4
@@ -171,7 +203,7 @@ def test_a_layout_names_the_heads_of_its_rank(
     rank: int, size: int, total: int, local: int, heads: tuple[int, int]
 ) -> None:
     config = config_of((["a"], attention(num_kv_heads=local)))
-    layout, _ = describe(config, caches_of(config), Rank("m", Shard(rank, size), total), packing="p")
+    layout, _ = describe(config, caches_of(config), Rank("m", Shard(rank, size), {total}), packing="p")
     assert (layout.groups[0].layers[0].first_head, layout.groups[0].layers[0].num_heads) == heads
 
 
@@ -192,7 +224,7 @@ def test_a_layer_without_a_cache_is_named() -> None:
     caches = caches_of(config)
     del caches["b"]
     with pytest.raises(LayoutError, match="layer b has no registered KV cache"):
-        describe(config, caches, Rank("m", Shard(), 2), packing="p")
+        describe(config, caches, Rank("m", Shard(), {2}), packing="p")
 
 
 def _packing(backend: str, *, device: str = "cuda", cache_dtype: str = "auto", assumes_plain: bool = False) -> str:
