@@ -55,6 +55,7 @@ BLOCK_TOKENS = 32
 NUM_HEADS = 2  # Of the model whose configuration vLLM reads.
 ANSWER_TOKEN = 7
 WRONG_TOKEN = 9  # Of a draft.
+NO_DRAFT = -1  # vLLM schedules so many places for drafts with the last token of a prompt whose KV was loaded.
 END_TOKEN = 8  # Ends an answer before its limit.
 
 
@@ -563,9 +564,9 @@ class ScheduledEngine:
         )
 
     def _num_rejected(self, output: SchedulerOutput, request_id: str) -> int:
-        """Return how many drafts of a step are wrong: all from the first wrong one."""
+        """Return how many drafts of a step are wrong: all from the first wrong one, or place that vLLM keeps for a draft."""
         drafts = output.scheduled_spec_decode_tokens.get(request_id, [])
-        return len(drafts) - sum(1 for _ in takewhile(lambda token: token != WRONG_TOKEN, drafts))
+        return len(drafts) - sum(1 for _ in takewhile(lambda token: token not in (WRONG_TOKEN, NO_DRAFT), drafts))
 
     def _num_sampled_now(self, output: SchedulerOutput, request: Request) -> int:
         drafts = output.scheduled_spec_decode_tokens.get(request.request_id, [])
