@@ -28,7 +28,7 @@ from prfaas.colocate.cores import Cores, all_cores, move_threads, resize_team
 from prfaas.colocate.messages import PrefillHello
 from prfaas.colocate.partition import PartitionManager, PartitionSettings
 from prfaas.colocate.prefill_client import PrefillClient
-from prfaas.colocate.prefill_plan import Order, num_scratch_blocks
+from prfaas.colocate.prefill_plan import GroupShape, Order, has_context, num_scratch_blocks
 from prfaas.colocate.prefill_worker import group_shapes
 from prfaas.colocate.settings import read
 from prfaas.connector.vllm.connector import PrfaasConnector, StepMetadata
@@ -88,6 +88,7 @@ class ColocateConnector(KVConnectorBase_V1, SupportsHMA):
         self._newly_refused: frozenset[str] = frozenset()  # In this step of the worker.
         self._prefill: PrefillClient
         self._manager: PartitionManager
+        self._groups: tuple[GroupShape, ...]
         self._cores: Cores = ()
         self._all_cores = all_cores()
         self._steps: deque[float] = deque(maxlen=16)  # Seconds of the last decode steps.
@@ -108,7 +109,8 @@ class ColocateConnector(KVConnectorBase_V1, SupportsHMA):
             self._agent.bind_gpu_block_pool(gpu_block_pool)
         config = self._vllm_config
         chunk_tokens = config.scheduler_config.max_num_batched_tokens
-        num_scratch = num_scratch_blocks(group_shapes(self._kv_cache_config), chunk_tokens)
+        self._groups = group_shapes(self._kv_cache_config)
+        num_scratch = num_scratch_blocks(self._groups, chunk_tokens)
         if 2 * num_scratch > gpu_block_pool.num_gpu_blocks:
             raise ConfigError(
                 f"{gpu_block_pool.num_gpu_blocks} KV blocks: the prefill worker alone needs {num_scratch}"
@@ -139,10 +141,10 @@ class ColocateConnector(KVConnectorBase_V1, SupportsHMA):
         self._offers.pop(request.request_id, None)
         if num_loaded is None:
             return None, False
-        end = request.num_tokens - 1
-        is_short = end - num_computed_tokens - num_loaded < MIN_PREFILL_TOKENS
+        start, end = num_computed_tokens + num_loaded, request.num_tokens - 1
+        is_unfit = end - start < MIN_PREFILL_TOKENS or not has_context(self._groups, start, end)
         is_left = request.request_id in self._refused or not self._prefill.accepts_orders()
-        if is_short or is_left or not _is_text(request):
+        if is_unfit or is_left or not _is_text(request):
             return num_loaded, bool(num_loaded)
         self._offers[request.request_id] = Offer(num_computed_tokens, num_loaded, end)
         return end - num_computed_tokens, True

@@ -47,6 +47,14 @@ def num_scratch_blocks(groups: Sequence[GroupShape], chunk_tokens: int) -> int:
     return states + sum(-(-(chunk_tokens + group.window_tokens) // group.block_tokens) + 1 for group in windows)
 
 
+def has_context(groups: Sequence[GroupShape], start: int, end: int) -> bool:
+    """Return whether vLLM holds the tokens before `start` that the prefill attends to.
+
+    vLLM drops all that lies before the window of `end`, even if it was cached or loaded.
+    """
+    return not start or all(end < group.window_tokens for group in groups if group.window_tokens)
+
+
 @dataclass(frozen=True)
 class Order:
     """Tokens `start` to `end` of a request, to be computed into the blocks of `tables`, one table per KV group."""

@@ -2,7 +2,7 @@
 
 import pytest
 
-from prfaas.colocate.prefill_plan import GroupShape, Order, PrefillQueue, num_scratch_blocks
+from prfaas.colocate.prefill_plan import GroupShape, Order, PrefillQueue, has_context, num_scratch_blocks
 
 FULL = GroupShape(4)
 WINDOW = GroupShape(4, window_tokens=6)
@@ -26,6 +26,13 @@ def test_short_prompts_share_a_step_and_a_long_one_is_cut_where_the_step_is_full
     assert [(chunk.order.request_id, chunk.start, chunk.end) for chunk in first] == [("a", 0, 3), ("b", 4, 9)]
     assert [(chunk.start, chunk.end, chunk.is_last) for chunk in second] == [(9, 16, True)]
     assert not orders
+
+
+def test_a_cached_beginning_is_context_only_within_the_window_of_the_end() -> None:
+    assert has_context((FULL, WINDOW), 0, 40)
+    assert has_context((FULL, WINDOW), 2, 5)
+    assert not has_context((FULL, WINDOW), 4, 40)
+    assert has_context((FULL, STATE), 4, 40)
 
 
 def test_a_prompt_does_not_wait_for_a_long_one_in_the_same_step() -> None:
