@@ -313,6 +313,8 @@ def _agent_connector(
     config = copy.copy(vllm_config)
     config.kv_transfer_config = copy.copy(vllm_config.kv_transfer_config)
     config.kv_transfer_config.kv_connector_extra_config = keys
+    config.parallel_config = copy.copy(vllm_config.parallel_config)
+    config.parallel_config.distributed_executor_backend = "uni"  # The forked worker is on this machine, as that one is.
     return PrfaasConnector(config, role, kv_cache_config)
 
 
