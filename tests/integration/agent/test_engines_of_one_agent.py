@@ -114,8 +114,8 @@ def test_second_engine_with_the_same_name_is_refused(agents: Agents) -> None:
 
 
 async def test_engine_that_reads_no_messages_is_disconnected(tmp_path: Path) -> None:
-    def attach_engine(attach: Attach, engine_layout: Layout | None) -> tuple[Attached, None]:
-        return Attached(AgentName("node"), 0, 0, 0, 1), None
+    def attach_engine(attach: Attach, engine_layout: Layout | None) -> tuple[Attached, tuple[()]]:
+        return Attached(AgentName("node"), 0, 0, 0, 1), ()
 
     lost: list[EngineConnection] = []
 
