@@ -151,8 +151,8 @@ class PpdTwin(Twin):
     def _next_turn(self, request: SimulatedRequest, now: float) -> SimulatedRequest | None:
         following = self._chats.following(request, now)
         if following is None and self._unsent:
-            following = self._unsent.popleft()
-            following.arrival = now
+            # Its latency counts from its own arrival: the wait at the client is part of it.
+            self.timeline.at(now, self._arrive, self._unsent.popleft())
         elif following is None:
             self._num_chats -= 1
         return following
