@@ -55,9 +55,9 @@ class HedgeDecision:
 def remaining_seconds(progress: InboundProgress) -> float:
     """Return the predicted time until all bytes have arrived.
 
-    A sender opens its transfer as soon as its engine has the request, so a transfer that is not open pauses. Then, until
-    the first byte, a wait is expected to last as long again as it has lasted. Later, the mean rate since the first byte
-    holds, unless the transfer pauses.
+    A transfer that is not open counts as paused, since senders open it as soon as their engine has the request. An open
+    one without bytes is expected to wait as long again as it has waited. Later, the mean rate since the first byte holds,
+    unless the transfer pauses.
     """
     if not progress.total_bytes:
         return PAUSE_FACTOR * progress.waited_seconds

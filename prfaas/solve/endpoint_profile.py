@@ -106,7 +106,7 @@ class EngineEndpoint:
             each = float(engines[0]["kv_cache_max_concurrency"])
             num_tokens = float(engines[0]["kv_cache_size_tokens"]) / each
             return KvCapacity(len(engines) * each, num_tokens, engines[0]["cache_dtype"])
-        except (IndexError, KeyError, ValueError):
+        except (IndexError, KeyError, ValueError, ZeroDivisionError):
             return None
 
     def _response_lines(self, prompt: Sequence[int], **options: Any) -> Iterator[bytes]:

@@ -90,9 +90,8 @@ def fleet_answer(study: Study, day: Day, local: Day | None, *resized: Day | None
         rows.append(("", f"serves {serves}; sends {show_gbps(part.egress_bytes_per_second)}"))
     rows += [("costs", costs), ("instead", _instead(day, local))]
     if resized:
-        price = sum(
-            demand.hours * (part.per_hour if part else 0.0) for demand, part in zip(day.demands, resized, strict=True)
-        )
+        # `day.demands` is ordered by rate, `resized` by hour.
+        price = sum(part.demands[0].hours * part.per_hour for part in resized if part)
         share = price / DAY_HOURS / day.per_hour - 1
         rows.append(
             ("resized", f"a fleet that follows the demand costs {price / DAY_HOURS:,.2f} an hour ({share:+.1%})")
