@@ -33,7 +33,7 @@ def node_cpus(node: int, sysfs: Path = _SYSFS) -> set[int]:
 
 
 def prefer_node(slots: torch.Tensor, node: int) -> bool:
-    """Have the slots' pages taken from a node, whichever process touches them first; return whether that succeeded."""
+    """Prefer a node for the slots' pages that nothing has touched yet; return whether that succeeded."""
     number = _MBIND.get(platform.machine())
     if number is None or node >= _NUM_WORDS * _WORD_BITS:
         return False
