@@ -37,7 +37,7 @@ def on_post_page(output: str, *, page: Any, **_: Any) -> str:
 
 def readme_as_page(readme: str) -> str:
     """Return the README with links relative to docs/."""
-    linked = re.sub(r"\]\(docs/", "](", readme)
+    linked = readme.replace("](docs/", "](").replace("](benchmarks/README.md", "](figures.md")
     return re.sub(r"^\| `docs/([\w-]+)\.md` \|", r"| [\1](\1.md) |", linked, flags=re.MULTILINE)
 
 
