@@ -29,8 +29,10 @@ def _write_profile(flags: argparse.Namespace) -> int:
     endpoint = EngineEndpoint(flags.endpoint, model=flags.model, vocabulary=flags.vocabulary)
     kv_memory = _kv_memory(flags, endpoint)
     failed = _measure(flags, endpoint, results)
-    if "kv_memory" not in kv_memory:
-        sys.stderr.write("prfaas-profile: kv_memory is unknown; name the model by --config, or write it yourself\n")
+    if "model" not in kv_memory:
+        _report(f"kv_memory is unknown: the catalog has no model {flags.model!r}; name it by --config")
+    elif "kv_memory" not in kv_memory:
+        _report("kv_memory is unknown: the engine's /metrics do not state it; write it into the profile")
     text = yaml.safe_dump(_profile(flags, results, failed) | kv_memory, sort_keys=False, allow_unicode=True)
     if flags.output is None:
         print(text, end="")
@@ -39,7 +41,7 @@ def _write_profile(flags: argparse.Namespace) -> int:
     if not failed:
         results.close()
         return 0
-    sys.stderr.write(f"prfaas-profile: {len(failed)} points failed; run again to measure them\n")
+    _report(f"{len(failed)} points failed; run again to measure them")
     return 1
 
 
@@ -94,6 +96,10 @@ def _kv_memory(flags: argparse.Namespace, endpoint: EngineEndpoint) -> dict[str,
     return {"model": model.name, "kv_memory": round(capacity.num_requests * model.kv_bytes(capacity.num_tokens))}
 
 
+def _report(text: str) -> None:
+    sys.stderr.write(f"prfaas-profile: {text}\n")
+
+
 def _measure(flags: argparse.Namespace, endpoint: EngineEndpoint, results: Measurements) -> list[str]:
     """Measure what is missing and return the failures. Raise the first failure if nothing could be measured."""
     points, failed = _points(flags), []
@@ -112,7 +118,7 @@ def _measure(flags: argparse.Namespace, endpoint: EngineEndpoint, results: Measu
             if not results.found:
                 raise
             failed.append(str(error))
-            sys.stderr.write(f"prfaas-profile: {' '.join(str(error).split())}; left out\n")
+            _report(f"{' '.join(str(error).split())}; left out")
     show_progress(len(points), len(points))
     return failed
 

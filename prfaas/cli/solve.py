@@ -64,18 +64,18 @@ def _parser() -> argparse.ArgumentParser:
 def _run(flags: argparse.Namespace) -> int:
     command = startup.load_extra("prfaas.solve.command", extra="site")
     screen = startup.load_extra("prfaas.solve.report.screen", extra="site")
-    study, fleets = command.plan_for(flags)
-    answer = screen.fleet_answer(study, *fleets) if fleets else screen.answer(study)
+    study = command.plan_for(flags)
+    answer = screen.answer(study)
     if flags.json:
         export = startup.load_extra("prfaas.solve.report.export", extra="site")
-        print(json.dumps(export.to_json(study, *fleets), indent=2, ensure_ascii=False, allow_nan=False))
+        print(json.dumps(export.to_json(study), indent=2, ensure_ascii=False, allow_nan=False))
     else:
         print(screen.to_text(answer), end="")
         if flags.explain:
             print("\n" + "\n\n".join(section.to_text() for section in screen.sections(study)))
     if flags.emit is not None:
         export = startup.load_extra("prfaas.solve.report.export", extra="site")
-        flags.emit.write_text(export.manager_settings(study, *fleets[:1]), encoding="utf-8")
+        flags.emit.write_text(export.manager_settings(study), encoding="utf-8")
     if flags.html is not None:
         page = startup.load_extra("prfaas.solve.report.page", extra="plot")
         flags.html.write_text(page.to_html(study, answer), encoding="utf-8")

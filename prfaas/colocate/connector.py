@@ -142,9 +142,9 @@ class ColocateConnector(KVConnectorBase_V1, SupportsHMA):
         if num_loaded is None:
             return None, False
         start, end = num_computed_tokens + num_loaded, request.num_tokens - 1
-        is_unfit = end - start < MIN_PREFILL_TOKENS or not has_context(self._groups, start, end)
-        is_left = request.request_id in self._refused or not self._prefill.accepts_orders()
-        if is_unfit or is_left or not _is_text(request):
+        is_computable = end - start >= MIN_PREFILL_TOKENS and has_context(self._groups, start, end)
+        is_accepted = self._prefill.accepts_orders() and request.request_id not in self._refused
+        if not (is_computable and is_accepted and _is_text(request)):
             return num_loaded, bool(num_loaded)
         self._offers[request.request_id] = Offer(num_computed_tokens, num_loaded, end)
         return end - num_computed_tokens, True

@@ -12,7 +12,7 @@ from prfaas.errors import ConfigError
 from prfaas.model.cost.egress_price import DAY_HOURS, day_parts
 from prfaas.model.cost.workload import Workload
 from prfaas.model.deployment import Deployment, Objectives, PdCluster, PrfaasCluster
-from prfaas.model.planning.fleet import Day, Demand, cheapest_day, greatest_demand
+from prfaas.model.planning.fleet import Demand, cheapest_day, greatest_demand, resized_day
 from prfaas.solve.files import catalog
 from prfaas.solve.files.deployment_file import (
     DeploymentFile,
@@ -24,17 +24,14 @@ from prfaas.solve.files.deployment_file import (
 )
 from prfaas.solve.files.quantities import DEMAND, EGRESS_PRICE, LOAD, NUMBER
 from prfaas.solve.files.traces import find_trace
-from prfaas.solve.study import Study, inferred_inputs, study
+from prfaas.solve.study import FleetAnswer, Study, inferred_inputs, study
 from prfaas.units import KINDS, ValueKind
 
 C = TypeVar("C", PrfaasCluster, PdCluster)
 
 
-def plan_for(flags: Namespace) -> tuple[Study, list[Day | None]]:
-    """Return the study for the command line; flags override the deployment's file.
-
-    With --demand or --budget the study is that of the fleet found, at its greatest demand. Beside it stand that fleet,
-    the one without PrfaaS clusters, and those resized by the hour.
+def plan_for(flags: Namespace) -> Study:
+    """Return the study for the command line, with a fleet for --demand or --budget; flags override the deployment's file.
 
     Raises:
         ConfigError: a flag, a file or an objective that cannot be used, or no fleet serves the demand.
@@ -48,11 +45,11 @@ def plan_for(flags: Namespace) -> tuple[Study, list[Day | None]]:
     workload = find_trace(flags.trace or written.trace, beside=None if flags.trace else file.parent)
     deployment, load = _overridden(deployment, flags), _parse("--load", flags.load, LOAD)
     if flags.demand is None and flags.budget is None:
-        return study(deployment, workload, load=load, inferred=written.inferred), []
+        return study(deployment, workload, load=load, inferred=written.inferred)
     utilisation = load[1] if load[0] == "ratio" else 0.8
     find = _best_for_budget if flags.demand is None else _cheapest_for
-    day, others = find(flags, deployment, workload, utilisation)
-    demand, fleet = day.demands[0], day.parts[0]
+    answer = find(flags, deployment, workload, utilisation)
+    demand, fleet = answer.day.demands[0], answer.day.parts[0]
     found = study(
         fleet.deployment,
         workload,
@@ -61,7 +58,7 @@ def plan_for(flags: Namespace) -> tuple[Study, list[Day | None]]:
         hour=demand.hour,
         inferred=(*written.inferred, *inferred_inputs(deployment, workload)),
     )
-    return found, [day, *others]
+    return replace(found, fleet=answer)
 
 
 # "16xH100", or "16xH100:4" for instances of 4 GPUs.
@@ -95,10 +92,8 @@ def _gpu_groups(flag: str, text: str) -> Iterator[tuple[str, int, int]]:
         yield gpu, each, count // each
 
 
-def _cheapest_for(
-    flags: Namespace, deployment: Deployment, workload: Workload, utilisation: float
-) -> tuple[Day, list[Day | None]]:
-    """Return the cheapest fleet for the demand of the command line, without PrfaaS clusters, and resized by the hour."""
+def _cheapest_for(flags: Namespace, deployment: Deployment, workload: Workload, utilisation: float) -> FleetAnswer:
+    """Return the cheapest fleets for the demand of the command line."""
     curve, prices = _parse("--demand", flags.demand, DEMAND), [c.egress_price for c in deployment.prfaas]
     parts = day_parts([curve, *filter(None, prices)]) if curve.periods else [(0.0, DAY_HOURS)]
     hours = [flags.hour if not curve.periods else start for start, _ in parts]
@@ -113,14 +108,12 @@ def _cheapest_for(
     if day is None:
         raise ConfigError(f"--demand {flags.demand!r}: three times the instances do not serve it within the objectives")
     local = cheapest_day(deployment, workload, demands, only_local=True)
-    resized = [cheapest_day(deployment, workload, [demand]) for demand in demands] if len(demands) > 1 else []
-    return day, [local, *resized]
+    resized = resized_day(deployment, workload, demands) if len(demands) > 1 else None
+    return FleetAnswer(day, local, resized)
 
 
-def _best_for_budget(
-    flags: Namespace, deployment: Deployment, workload: Workload, utilisation: float
-) -> tuple[Day, list[Day | None]]:
-    """Return the fleet that serves most for the budget of the command line, and the same without PrfaaS clusters."""
+def _best_for_budget(flags: Namespace, deployment: Deployment, workload: Workload, utilisation: float) -> FleetAnswer:
+    """Return the fleets that serve most for the budget of the command line."""
     budget = _parse("--budget", flags.budget, NUMBER)
     day, local = (
         greatest_demand(deployment, workload, budget, utilisation=utilisation, only_local=only_local)
@@ -128,7 +121,7 @@ def _best_for_budget(
     )
     if day is None:
         raise ConfigError(f"--budget {flags.budget!r}: buys no fleet that serves a request")
-    return day, [local]
+    return FleetAnswer(day, local)
 
 
 def _parse(flag: str, text: str, kind: ValueKind) -> Any:

@@ -56,7 +56,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class KvCapacity:
-    """Requests of `num_tokens` whose KV, of a type of vLLM's, an instance holds at once."""
+    """Number of requests of `num_tokens` whose KV fits an instance. `dtype` is vLLM's name of the cache dtype."""
 
     num_requests: float
     num_tokens: float

@@ -13,7 +13,7 @@ from prfaas.model.cost.curve import of_new_tokens, unit_cost
 from prfaas.model.cost.lengths import expectation
 from prfaas.model.cost.workload import Workload
 from prfaas.model.deployment import Deployment, PdCluster, PrfaasCluster
-from prfaas.model.planning.fleet import egress_costs
+from prfaas.model.planning.fleet import Day, egress_costs
 from prfaas.model.planning.plan import Plan
 from prfaas.model.planning.planner import best_plan, equal_cost, homogeneous, naive
 
@@ -43,11 +43,20 @@ class Option:
 
 
 @dataclass(frozen=True)
+class FleetAnswer:
+    """Fleet for a demand or a budget, the one of PD instances alone, and one that follows the demand of a day."""
+
+    day: Day
+    local: Day | None
+    resized: Day | None = None
+
+
+@dataclass(frozen=True)
 class Study:
     """Results of the planner.
 
     `options` are PrfaaS-PD, homogeneous PD and, with PrfaaS clusters, naive heterogeneous PD. `alone` is the
-    plan of the PD clusters without any PrfaaS cluster.
+    plan of the PD clusters without any PrfaaS cluster. With `fleet`, PrfaaS-PD is that fleet at its greatest demand.
     """
 
     workload: Workload
@@ -62,6 +71,7 @@ class Study:
     slo_rate: float | None
     inferred: tuple[str, ...]
     notes: tuple[str, ...]
+    fleet: FleetAnswer | None = None
 
     @property
     def main(self) -> Option:

@@ -51,7 +51,9 @@ class _AttachAttempt:
     """A connection whose agent has not answered `Attach` yet."""
 
     def __init__(self, path: str, attach: Attach, *, num_arenas: int, wait_seconds: float = 0.0) -> None:
-        """Connect, waiting at most `wait_seconds` while the agent's listen queue is full. Expect so many arenas.
+        """Connect, and wait at most `wait_seconds` while the agent's listen queue is full.
+
+        The agent's answer carries the descriptors of `num_arenas` arenas.
 
         Raises:
             AgentUnreachable: No agent listens at `path`.
@@ -225,7 +227,7 @@ class AgentClient:
 
     @property
     def arenas(self) -> list[memoryview]:
-        """Memory of the arena and those of siblings, which have its form."""
+        """Memory of this rank's arena, then of its `siblings`, which hold the other pieces of its blocks."""
         assert self._session.arenas, "only a worker maps the arena"
         return [memoryview(arena) for arena in self._session.arenas]
 

@@ -313,7 +313,10 @@ class Planner:
     def _requests_to_replay(
         self, workload: Workload, arrivals_per_second: float
     ) -> Callable[[], list[SimulatedRequest]] | None:
-        """Return how to make the requests of the last hour; with policy `decode` managers see only the long ones."""
+        """Return a function that makes requests like those of the last hour; None without arrivals.
+
+        With the policy `decode` the requests are drawn, since managers see only the long ones.
+        """
         now = self._clock()
         samples = self._traffic.within(REPLAY_SECONDS, now)
         if self._config.local_policy != "decode" and len(samples) >= MIN_REQUESTS:

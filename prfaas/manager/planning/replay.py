@@ -30,7 +30,7 @@ Needed = Mapping[str, Mapping[str, int]]
 def sampled_requests(
     samples: Sequence[RequestSample], workload: Workload, *, seen_ratio: float
 ) -> list[SimulatedRequest]:
-    """Return requests as they were sampled. Those that this manager has not seen are replaced by a faster pace."""
+    """Return the sampled requests, at a faster pace that makes up for requests that this manager has not seen."""
     start, output_tokens = samples[0].at if samples else 0.0, max(1, round(workload.output.mean))
     return [
         SimulatedRequest(
@@ -70,8 +70,8 @@ def replayed_seconds(
 class Verdict:
     """Needed instances after the replay, and the mean TTFT with the present and with the best splits.
 
-    None stands for splits that were not compared, or under which the queues have no end. `failure` says why there was no
-    replay.
+    A TTFT is None if its queues grow without bound; `ttft_seconds` is None if no splits were compared. `failure` is the
+    reason for a replay that failed.
     """
 
     needed_instances: Needed
@@ -81,9 +81,10 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Replay:
-    """Parts of a plan that the twin must confirm with recent `requests`, if there are any; picklable.
+    """Changes of a plan that the twin checks with recent `requests`. It can be pickled.
 
-    These are fewer `needed` instances than `before`, out of those `listed`, and better splits than the present ones.
+    A change is a smaller number of `needed` instances than `before`, or a better split. `listed` is the deployment's
+    file with the measured rates of links.
     """
 
     requests: Callable[[], Sequence[SimulatedRequest]] | None

@@ -18,8 +18,8 @@ _ROUNDING = 1e-9
 class DecodeCapacity:
     """BS_max and T_decode of equation (5), and why the batch is no larger.
 
-    `rate_by_speed` is the rate of an instance whose decode is slowed, relative to decode alone. A slower decode meets the
-    objective with a smaller batch only, and pays the fixed part of a step for it.
+    `rate_by_speed` maps the speed of decode beside a prefill to the instance's rate, both relative to decode alone.
+    The rate falls faster than the speed: slower steps need a smaller batch to meet the objective.
     """
 
     max_batch: int

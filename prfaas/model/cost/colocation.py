@@ -20,9 +20,10 @@ def at(line: Line, x: float) -> float:
 
 
 def frontier_through(points: Iterable[tuple[float, float]] = ()) -> Line:
-    """Return the corners (prefill speed, decode speed) of what a device reaches that does both, relative to each alone.
+    """Return the corners (prefill speed, decode speed) of the greatest speeds of a shared device.
 
-    The device may alternate between the points, and between them and each phase alone. So the line is concave.
+    Speeds are relative to each phase alone. The device may alternate between the points, and each phase alone, so the
+    line is concave.
     """
     corners: list[tuple[float, float]] = []
     for a, b in sorted({(0.0, 1.0), (1.0, 0.0), *points}):
@@ -52,10 +53,9 @@ OVERALLOCATED = Partition(1.0, 1.0)
 
 @dataclass(frozen=True)
 class SharingSpeeds:
-    """Speeds of decode and prefill by their share of one device, relative to having the device alone.
+    """Speeds of decode and prefill by their share of one device, relative to the whole device.
 
-    `shares` are those that decode can have. Without a share the speed is 0. So is over-allocated decode if the profile
-    rules over-allocation out.
+    `shares` lists the shares that decode can have. `overallocated_decode` is 0 if the profile rules over-allocation out.
     """
 
     decode: Line
@@ -92,14 +92,14 @@ class SharingSpeeds:
 
 @dataclass(frozen=True)
 class ShareTable:
-    """Decode step seconds, measured offline with a prefill running on the rest of the device.
+    """Seconds of a decode step, measured while a prefill runs on the rest of the device.
 
     `seconds[i][j]` is a step of `batches[i]` requests on `shares[j]` of the compute units.
-    `overallocated_seconds[i]` is the same step when both sides may use all of them.
-    `shares` (in (0, 1)) and `batches` ascend.
+    `overallocated_seconds[i]` is the same step when both phases may use all units.
+    `shares`, between 0 and 1, and `batches` are in ascending order.
 
     Raises:
-        ValueError: the table is empty, or a share is no part of the device.
+        ValueError: the table is empty, or a share is not between 0 and 1.
     """
 
     shares: tuple[float, ...]
@@ -114,9 +114,10 @@ class ShareTable:
             raise ValueError(f"shares must be within (0, 1), got {self.shares}")
 
     def at(self, batch: int) -> tuple[tuple[float, ...], float]:
-        """Return step seconds per share, and over-allocated, of the next larger measured batch.
+        """Return the step seconds for each share, and those of over-allocation, of the next larger measured batch.
 
-        Beyond the largest batch they grow in proportion to it, which overstates a step that is bound by weights.
+        Beyond the largest measured batch, seconds grow in proportion to the batch. That overstates a step that mostly
+        reads weights.
         """
         row = min(bisect_left(self.batches, batch), len(self.batches) - 1)
         growth = max(1.0, batch / self.batches[row])

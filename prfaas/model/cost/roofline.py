@@ -26,10 +26,11 @@ _MAX_TOKENS = 1 << 20
 
 @dataclass(frozen=True)
 class PrefillConstants:
-    """Seconds of a prompt before and after its computation, and what the passes and the attention of a token cost.
+    """Constants of the prefill model, fitted to measurements.
 
-    `bytes_per_root_parameter` is memory traffic per token and root of the active parameters, which makes models with
-    small layers inefficient.
+    `prompt_seconds` is the fixed time of each prompt. `attention_efficiency` is the share of the GPU's peak that
+    attention reaches. `bytes_per_root_parameter` is the memory traffic of a token, divided by the square root of the
+    active parameters.
     """
 
     prompt_seconds: float = 0.353

@@ -83,6 +83,12 @@ class Day:
         """Return the mean price of an hour."""
         return self.instances_per_hour + self.egress_per_hour
 
+    @property
+    def resized_per_hour(self) -> float:
+        """Return the mean price of an hour if the parts are fleets of their own, which cost nothing outside their hours."""
+        pairs = zip(self.demands, self.parts, strict=True)
+        return sum(demand.hours * part.instances_per_hour for demand, part in pairs) / DAY_HOURS + self.egress_per_hour
+
 
 def cheapest_fleet(
     deployment: Deployment, workload: Workload, demand: Demand, *, only_local: bool = False, growth: int = 3
@@ -120,6 +126,12 @@ def cheapest_day(
             day = Day(tuple(order), tuple(parts))
             best = day if best is None or day.per_hour < best.per_hour else best
     return best
+
+
+def resized_day(deployment: Deployment, workload: Workload, demands: Sequence[Demand]) -> Day:
+    """Return the cheapest fleet of each demand, as if it lasted all day; some fleet serves all of them."""
+    found = [cheapest_fleet(deployment, workload, replace(demand, hours=DAY_HOURS)) for demand in demands]
+    return Day(tuple(demands), tuple(fleet for fleet in found if fleet is not None))
 
 
 def greatest_demand(

@@ -111,10 +111,10 @@ def find_gpu(name: str) -> Gpu:
 
 
 def profile_of_model(profile: Profile, model: Geometry, *, cluster: str) -> Profile:
-    """Return a profile, marked as inferred if a name outside the catalog hides whether it was measured with `model`.
+    """Return a profile for `model`. Mark it as inferred if the catalog does not know the model that was measured.
 
     Raises:
-        ConfigError: it was measured with another model of the catalog.
+        ConfigError: the profile was measured with another model of the catalog.
     """
     if profile.model in ("", model.name):
         return profile

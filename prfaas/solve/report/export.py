@@ -1,22 +1,22 @@
 """Plan for programs: one JSON object, and settings for the manager."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from prfaas.errors import ConfigError
 from prfaas.model.cost.lengths import mean_tokens
 from prfaas.model.cost.workload import Workload
-from prfaas.model.planning.fleet import Day
-from prfaas.solve.study import Option, Study
+from prfaas.model.planning.fleet import Day, Demand, Fleet
+from prfaas.solve.study import FleetAnswer, Option, Study
 
 
-def to_json(study: Study, day: Day | None = None, local: Day | None = None, *resized: Day | None) -> dict[str, Any]:
+def to_json(study: Study) -> dict[str, Any]:
     """Return the plan as JSON. Throughputs are requests per second; TTFT is without queues; null means not applicable.
 
     `bound` is the upper bound of the linear program, with the value of one more unit of each resource in `duals`. The
     fleet for a demand or a budget is `fleet`, beside PD instances alone and the fleets of the parts of the day.
     """
-    fleets = {"fleet": _fleet(day), "pd_alone": _fleet(local), "resized": [_fleet(each) for each in resized]}
     return {
         "trace": _trace(study.workload),
         "deployments": [figures(option) for option in study.options],
@@ -25,13 +25,27 @@ def to_json(study: Study, day: Day | None = None, local: Day | None = None, *res
             "integer_split_system_throughput": study.integer.system_throughput,
             "duals": {name: float(value) for name, value in study.duals.items()},
         },
-    } | (fleets if day else {})
+    } | (_fleets(study.fleet) if study.fleet else {})
 
 
-def _fleet(day: Day | None) -> dict[str, Any] | None:
-    """Return the instances and the price of a fleet, and its plan for each part of the day; None without a fleet."""
-    if day is None:
-        return None
+def _fleets(answer: FleetAnswer) -> dict[str, Any]:
+    resized = zip(answer.resized.demands, answer.resized.parts, strict=True) if answer.resized else ()
+    return {
+        "fleet": _day(answer.day),
+        "pd_alone": answer.local and _day(answer.local),
+        "resized": [
+            _fleet([(demand, part)], part.per_hour, part.egress_per_hour + part.committed_per_hour)
+            for demand, part in resized
+        ],
+    }
+
+
+def _day(day: Day) -> dict[str, Any]:
+    return _fleet(list(zip(day.demands, day.parts, strict=True)), day.per_hour, day.egress_per_hour)
+
+
+def _fleet(served: Sequence[tuple[Demand, Fleet]], per_hour: float, egress_per_hour: float) -> dict[str, Any]:
+    """Return the instances and the price of a fleet, and its plan for each part of the day."""
     parts = [
         {
             "hour": demand.hour,
@@ -43,12 +57,12 @@ def _fleet(day: Day | None) -> dict[str, Any] | None:
             "offload_ratio": part.plan.offload_ratio,
             "egress_gbps": part.egress_bytes_per_second * 8 / 1e9,
         }
-        for demand, part in zip(day.demands, day.parts, strict=True)
+        for demand, part in served
     ]
     return {
-        "instances": {cluster.name: cluster.num_instances for cluster in day.parts[0].deployment.clusters},
-        "cost_per_hour": day.per_hour,
-        "egress_per_hour": day.egress_per_hour,
+        "instances": {cluster.name: cluster.num_instances for cluster in served[0][1].deployment.clusters},
+        "cost_per_hour": per_hour,
+        "egress_per_hour": egress_per_hour,
         "parts": parts,
     }
 
@@ -96,14 +110,14 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def manager_settings(study: Study, day: Day | None = None) -> str:
+def manager_settings(study: Study) -> str:
     """Return YAML for `prfaas-manager --config`: the threshold, and as comments the roles to start instances with.
 
     Raises:
         ConfigError: the plan offloads nothing or everything, or a day has several thresholds.
     """
     plan = study.main.plan
-    if day and len(day.parts) > 1:
+    if study.fleet and len(study.fleet.day.parts) > 1:
         raise ConfigError("--emit: the thresholds of a day differ by the hour; give --demand one rate")
     if plan.threshold_tokens is None:
         raise ConfigError("--emit: this plan has no threshold: it offloads nothing, or everything")

@@ -11,7 +11,7 @@ from prfaas.model.planning.fleet import Day
 from prfaas.model.planning.plan import Plan
 from prfaas.solve.files.quantities import show_gbps, show_seconds, show_tokens
 from prfaas.solve.report.export import figures
-from prfaas.solve.study import Study, gain
+from prfaas.solve.study import FleetAnswer, Study, gain
 
 _NONE = "-"
 # Label and format of a deployment's figures, by their JSON name.
@@ -57,7 +57,9 @@ def sections(study: Study) -> list[Section]:
 
 
 def answer(study: Study) -> list[tuple[str, str]]:
-    """Return the plan itself: the threshold, the roles, what it sustains, costs, and is limited by."""
+    """Return the fleet asked for, or the plan itself: the threshold, the roles, what it sustains, costs, and is limited by."""
+    if study.fleet:
+        return _fleet_answer(study, study.fleet)
     rows = [
         ("plan", _routing(study.main.deployment, study.main.plan)),
         ("roles", _roles(study)),
@@ -69,12 +71,9 @@ def answer(study: Study) -> list[tuple[str, str]]:
     return [(label, text) for label, text in rows if text]
 
 
-def fleet_answer(study: Study, day: Day, local: Day | None, *resized: Day | None) -> list[tuple[str, str]]:
-    """Return the fleet for a demand or a budget, and how it compares with PD instances alone.
-
-    `resized` are the cheapest fleets of the parts of the day.
-    """
-    deployment = day.parts[0].deployment
+def _fleet_answer(study: Study, fleet: FleetAnswer) -> list[tuple[str, str]]:
+    """Return the fleet for a demand or a budget, and how it compares with PD instances alone."""
+    day, deployment = fleet.day, fleet.day.parts[0].deployment
     counts = [f"{cluster.name}: {cluster.num_instances}" for cluster in deployment.clusters]
     requests = sum(demand.requests_per_second * demand.hours for demand in day.demands) * 3600
     per_thousand = day.per_hour * DAY_HOURS / requests * 1000
@@ -88,14 +87,11 @@ def fleet_answer(study: Study, day: Day, local: Day | None, *resized: Day | None
         rows.append((label, f"{roles}; {_routing(deployment, part.plan)}"))
         serves = f"{demand.requests_per_second:.3g} req/s, {demand.utilisation:.0%} of what it sustains"
         rows.append(("", f"serves {serves}; sends {show_gbps(part.egress_bytes_per_second)}"))
-    rows += [("costs", costs), ("instead", _instead(day, local))]
-    if resized:
-        # `day.demands` is ordered by rate, `resized` by hour.
-        price = sum(part.demands[0].hours * part.per_hour for part in resized if part)
-        share = price / DAY_HOURS / day.per_hour - 1
-        rows.append(
-            ("resized", f"a fleet that follows the demand costs {price / DAY_HOURS:,.2f} an hour ({share:+.1%})")
-        )
+    rows += [("costs", costs), ("instead", _instead(day, fleet.local))]
+    if fleet.resized:
+        price = fleet.resized.resized_per_hour
+        share = price / day.per_hour - 1
+        rows.append(("resized", f"a fleet that follows the demand costs {price:,.2f} an hour ({share:+.1%})"))
     rows.append(("inferred", "; ".join(study.inferred)))
     return [(label, text) for label, text in rows if text]
 

@@ -133,11 +133,23 @@ def test_demand_by_the_hour_and_a_budget_have_fleets(capsys: pytest.CaptureFixtu
         "from",
         "from",
     ]
-    assert "follows the demand" in day
     found = answer_json(capsys, *prices, "--demand", "0.5req/s, 2req/s@8-18")
     assert [part["requests_per_second"] for part in found["fleet"]["parts"]] == [2.0, 0.5, 0.5]
     assert found["deployments"][0]["threshold_tokens"] == found["fleet"]["parts"][0]["threshold_tokens"]
     assert "for the money" in answer(capsys, *prices, "--budget", "170")
+
+
+def test_a_fleet_that_follows_the_demand_costs_each_of_its_fleets_for_its_hours(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    prices = ("--prices", "h200=24,h20=12", "--egress-price", "0.005")
+    peak, quiet = (
+        answer_json(capsys, *prices, "--demand", rate)["fleet"]["cost_per_hour"] for rate in ("2req/s", "0.5req/s")
+    )
+    text = answer(capsys, *prices, "--demand", "0.5req/s, 2req/s@8-14")
+    found = re.search(r"follows the demand costs ([\d.]+) an hour", text)
+    assert found
+    assert float(found[1]) == pytest.approx((6 * peak + 18 * quiet) / 24, abs=0.005)
 
 
 def test_power_and_carbon_add_to_the_price(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

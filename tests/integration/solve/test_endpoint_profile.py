@@ -25,13 +25,16 @@ class Engine(BaseHTTPRequestHandler):
     """Prefills in 20 ms and 20 µs a token that it has not seen; steps take 10 ms and 5 ms for each request."""
 
     protocol_version = "HTTP/1.1"
+    num_engines = 2
     seen: set[tuple[int, ...]]
     decoding: list[object]
 
     def do_GET(self) -> None:
-        """Return vLLM's metric of two data-parallel engines."""
+        """Return vLLM's metric of the data-parallel engines."""
         labels = 'cache_dtype="auto",kv_cache_max_concurrency="2.5",kv_cache_size_tokens="20000"'
-        page = "".join(f'vllm:cache_config_info{{{labels},engine="{index}"}} 1.0\n' for index in range(2)).encode()
+        page = "".join(
+            f'vllm:cache_config_info{{{labels},engine="{index}"}} 1.0\n' for index in range(self.num_engines)
+        ).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(page)))
         self.end_headers()
@@ -88,12 +91,15 @@ def flags(endpoint: str, file: Path) -> list[str]:
     return ["--endpoint", endpoint, "--model", "known", "--name", "p", "--hardware", "X", "--output", str(file)]
 
 
-def test_measured_profile_agrees_with_the_engine(endpoint: str, tmp_path: Path) -> None:
+def test_measured_profile_agrees_with_the_engine(
+    endpoint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "p.yaml"
     sizes = "--lengths 500,2K,4K --cached 400,800 --append 500,1K --batches 1,4 --contexts 20 --decode-tokens 12"
     assert main([*flags(endpoint, file), *sizes.split()]) == 0
     profile = read_profile(file)
     assert profile.model == "known" and profile.kv_memory_bytes is None
+    assert "--config" in capsys.readouterr().err, "the catalog does not have this model"
     assert _may_be(profile.prefill.seconds(3000), PREFILL_SECONDS + 3000 * TOKEN_SECONDS)
     assert _may_be(profile.prefill.seconds(800, 600), PREFILL_SECONDS + 800 * TOKEN_SECONDS)
     assert profile.decode is not None
@@ -107,6 +113,15 @@ def test_kv_memory_is_what_the_engines_report_for_their_model(endpoint: str, tmp
     assert main([*flags(endpoint, file), *sizes, "--config", "Qwen3-Next"]) == 0
     profile, model = read_profile(file), catalog.find_model("Qwen3-Next")
     assert (profile.model, profile.kv_memory_bytes) == (model.name, round(5 * model.kv_bytes(8000)))
+
+
+def test_an_engine_that_does_not_state_its_kv_memory_is_named_as_the_cause(
+    endpoint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Engine, "num_engines", 0)
+    sizes = ["--lengths", "500,1K,2K", "--batches", "1,2", "--contexts", "20", "--repeats", "3"]
+    assert main([*flags(endpoint, tmp_path / "p.yaml"), *sizes, "--config", "Qwen3-Next"]) == 0
+    assert "/metrics" in capsys.readouterr().err
 
 
 def _may_be(measured: float, true: float) -> bool:
