@@ -1,7 +1,5 @@
 """Workers of a link, one per connection: one thread writes frames, a second one reads the peer's answers."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 import time
