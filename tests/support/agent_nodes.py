@@ -53,6 +53,26 @@ class Nodes:
         fields = {"expires_at": time.time() + GRANT_SECONDS} | changes
         return grants.to_text(grants.sign(make_grant(self.east.name, self.west, chain, **fields), self.key))
 
+    def transfer(
+        self,
+        prefiller: FakeEngine,
+        decoder: FakeEngine,
+        prompt: Sequence[int],
+        *,
+        chunk_tokens: int = 100,
+        **grant: Any,
+    ) -> Running:
+        """Run a prefill leg to its end. Return the decode leg, which has not loaded its KV yet."""
+        signed = self.grant(prompt, **grant)
+        parked = receiving(decoder, prompt, signed)
+        prefill_leg(prefiller, prompt, signed, chunk_tokens=chunk_tokens)
+        return parked
+
+    def last_sent(self) -> dict[str, Any]:
+        """Return the last transfer that left the eastern node."""
+        last: dict[str, Any] = get_json(f"{self.east.status_url}/transfers")[-1]
+        return last
+
     def status(self, agent: AgentProcess) -> dict[str, Any]:
         status: dict[str, Any] = get_json(f"{agent.status_url}/status")
         return status
@@ -121,6 +141,12 @@ def leave_prefix(engine: FakeEngine, prompt: Sequence[int], request_id: str = "f
     assert engine.await_answer(running) == 0
     engine.prefill(running, chunk_tokens=64)
     engine.finish(running, leaves=True)
+
+
+def reuse_prefix(engine: FakeEngine, prompt: Sequence[int]) -> None:
+    """Load what `leave_prefix` left for a longer prompt, and end this request."""
+    again = engine.submit("again", prompt_of(prompt[0], len(prompt) + 59), {})
+    load_and_finish(engine, again, len(prompt))
 
 
 @contextmanager

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from prfaas.connector.metadata import Step
-from tests.support.agent_nodes import NUM_TOKENS, Nodes, load_and_finish, prefill_leg, prompt_of, receiving, sending
+from tests.support.agent_nodes import NUM_TOKENS, Nodes, load_and_finish, prompt_of, receiving, sending
 from tests.support.fake_engine import SHAPES, FakeEngine
 from tests.support.paused_process import paused, resume, stop
 from tests.support.waiting import wait_until
@@ -19,10 +19,7 @@ PAUSES = [pytest.param(3.0, id="3 s"), pytest.param(45.0, id="45 s", marks=pytes
 
 def _transfer(nodes: Nodes, prefiller: FakeEngine, decoder: FakeEngine, seed: int) -> bool:
     """Prefill and load one prompt; return whether its KV came from the other node, with the right bytes."""
-    prompt = prompt_of(seed)
-    grant = nodes.grant(prompt)
-    parked = receiving(decoder, prompt, grant)
-    prefill_leg(prefiller, prompt, grant)
+    parked = nodes.transfer(prefiller, decoder, prompt_of(seed))
     if not decoder.await_answer(parked):
         decoder.finish(parked)
         return False

@@ -13,7 +13,7 @@ from prfaas.agent.engine.ring import RING_ENTRIES, EntryKind, RingEntry, RingWri
 from prfaas.connector.block_map import BlockSpan
 from prfaas.connector.metadata import Load, Save, SlotSpan, Step
 from prfaas.connector.worker.worker import CopyResults, WorkerSide
-from tests.support.agent_nodes import NUM_TOKENS, Nodes, load_and_finish, prefill_leg, prompt_of, receiving, sending
+from tests.support.agent_nodes import NUM_TOKENS, Nodes, load_and_finish, prompt_of, receiving, sending
 from tests.support.fake_engine import SHAPES, memory_of
 from tests.support.paused_process import paused
 from tests.support.waiting import wait_until
@@ -46,10 +46,7 @@ def _fill(ring: RingWriter | None) -> None:
 
 def test_a_load_that_is_planned_when_the_agent_dies_fails(mortal_nodes: Nodes) -> None:
     prefiller, decoder = mortal_nodes.pair(SHAPES["dense"])
-    prompt = prompt_of(4)
-    grant = mortal_nodes.grant(prompt)
-    parked = receiving(decoder, prompt, grant)
-    prefill_leg(prefiller, prompt, grant)
+    parked = mortal_nodes.transfer(prefiller, decoder, prompt_of(4))
     decoder.allocate(parked, decoder.await_answer(parked))
     os.kill(mortal_nodes.west.child.process.pid, signal.SIGKILL)
     mortal_nodes.west.child.process.wait()

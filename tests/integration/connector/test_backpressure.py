@@ -12,9 +12,9 @@ from tests.support.agent_nodes import (
     Nodes,
     leave_prefix,
     load_and_finish,
-    prefill_leg,
     prompt_of,
     receiving,
+    reuse_prefix,
     running_nodes,
     sending,
 )
@@ -42,10 +42,8 @@ def test_prefills_without_transfer_blocks_run_without_a_transfer(nodes: Nodes) -
     decoder = nodes.start(nodes.west, SHAPE)
     leave_prefix(prefiller, prompt_of(30))
     with Relay(nodes.west.wire) as link:
-        grant = _grant(nodes, link, prompt_of(31))
-        parked = receiving(decoder, prompt_of(31), grant)
-        prefill_leg(prefiller, prompt_of(31), grant)
-        load_and_finish(decoder, parked)
+        running = nodes.transfer(prefiller, decoder, prompt_of(31), destination_address=link.address)
+        load_and_finish(decoder, running)
         link.hold()
         wait_until(lambda: link.is_held, what="the hold")
         pairs = [(prompt, _grant(nodes, link, prompt)) for prompt in map(prompt_of, range(40, 40 + NUM_REQUESTS))]
@@ -74,6 +72,5 @@ def test_prefills_without_transfer_blocks_run_without_a_transfer(nodes: Nodes) -
         assert decoder.await_answer(decoding[-1]) == 0, "the decode side computes it itself"
         for running in decoding[num_running:]:
             decoder.finish(running)
-    again = prefiller.submit("again", prompt_of(30, NUM_TOKENS + 60), {})
-    load_and_finish(prefiller, again, NUM_TOKENS + 1)
+    reuse_prefix(prefiller, prompt_of(30))
     nodes.assert_nothing_is_left()

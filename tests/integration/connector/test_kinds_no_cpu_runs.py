@@ -8,18 +8,9 @@ from vllm.v1.kv_cache_interface import KVCacheConfig, MambaSpec
 
 from prfaas.connector.vllm.kv_layout import Rank, block_map, describe, num_replicas
 from prfaas.types import Shard
-from tests.support.agent_nodes import (
-    NUM_TOKENS,
-    Nodes,
-    leave_prefix,
-    load_and_finish,
-    prefill_leg,
-    prompt_of,
-    receiving,
-)
+from tests.support.agent_nodes import Nodes, leave_prefix, load_and_finish, prompt_of, reuse_prefix
 from tests.support.fake_engine import NUM_BLOCKS, Memory
 from tests.support.vllm_caches import KDA, LIGHTNING, config_of, latent
-from tools.demo.client import get_json
 
 pytestmark = pytest.mark.vllm
 LAYERS_PER_GROUP = 2
@@ -61,11 +52,7 @@ def shared_caches(config: KVCacheConfig) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("ratio", RATIOS)
 def test_every_byte_arrives(nodes: Nodes, ratio: str) -> None:
     prefiller, decoder = (nodes.attach(agent, hybrid(ratio, nodes.model)) for agent in (nodes.east, nodes.west))
-    prompt = prompt_of(1)
-    grant = nodes.grant(prompt)
-    parked = receiving(decoder, prompt, grant)
-    prefill_leg(prefiller, prompt, grant)
-    load_and_finish(decoder, parked)
+    load_and_finish(decoder, nodes.transfer(prefiller, decoder, prompt_of(1)))
     nodes.assert_nothing_is_left()
 
 
@@ -81,13 +68,10 @@ def test_ranks_divide_equal_latents_among_them(nodes: Nodes, ratio: str) -> None
             first, *others = (hybrid(ratio, model, Shard(rank, size)) for rank in range(size))
             settings = {"reuse": True, "reuse_min_tokens": 16} if reuse else {}
             engines.append(site.attach(agent, first, others=others, **settings))
-        prompt = prompt_of(1)
-        grant = site.grant(prompt)
-        parked = receiving(engines[1], prompt, grant)
-        prefill_leg(engines[0], prompt, grant)
-        load_and_finish(engines[1], parked)
-        sent.append(get_json(f"{site.east.status_url}/transfers")[-1]["payload_bytes"])
-        leave_prefix(engines[1], prompt_of(2))
-        load_and_finish(engines[1], engines[1].submit("again", prompt_of(2, NUM_TOKENS + 60), {}), NUM_TOKENS + 1)
+        prefiller, decoder = engines
+        load_and_finish(decoder, site.transfer(prefiller, decoder, prompt_of(1)))
+        sent.append(site.last_sent()["payload_bytes"])
+        leave_prefix(decoder, prompt_of(2))
+        reuse_prefix(decoder, prompt_of(2))
         site.assert_nothing_is_left()
     assert sent[1] == sent[0]

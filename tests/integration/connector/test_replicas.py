@@ -1,22 +1,11 @@
 """Tensor-parallel ranks with equal KV: one copy travels and is stored, and every rank loads it."""
 
-from typing import Any
-
 import pytest
 
 from prfaas.agent.engine.client import AgentClient
-from tests.support.agent_nodes import (
-    NUM_TOKENS,
-    Nodes,
-    leave_prefix,
-    load_and_finish,
-    prefill_leg,
-    prompt_of,
-    receiving,
-)
+from tests.support.agent_nodes import Nodes, leave_prefix, load_and_finish, prompt_of, receiving, reuse_prefix
 from tests.support.fake_engine import SHAPES, memory_of
 from tests.support.waiting import wait_until
-from tools.demo.client import get_json
 
 NUM_BYTES = 10 * (700 + 1000)  # Ten blocks of 32 tokens in two layers.
 
@@ -30,14 +19,10 @@ def _used_slots(nodes: Nodes) -> list[int]:
 def test_one_copy_travels_and_every_rank_has_it(nodes: Nodes, senders: int, readers: int) -> None:
     prefiller = nodes.start(nodes.east, SHAPES["dense"], num_replicas=senders)
     decoder = nodes.start(nodes.west, SHAPES["dense"], num_replicas=readers)
-    prompt, before = prompt_of(1), _used_slots(nodes)
-    grant = nodes.grant(prompt)
-    parked = receiving(decoder, prompt, grant)
-    prefill_leg(prefiller, prompt, grant)
-    load_and_finish(decoder, parked)
+    before = _used_slots(nodes)
+    load_and_finish(decoder, nodes.transfer(prefiller, decoder, prompt_of(1)))
     nodes.assert_nothing_is_left()
-    sent: dict[str, Any] = get_json(f"{nodes.east.status_url}/transfers")[-1]
-    assert sent["payload_bytes"] == NUM_BYTES
+    assert nodes.last_sent()["payload_bytes"] == NUM_BYTES
     # The partial last block is of use to this transfer only.
     assert [after - earlier for after, earlier in zip(_used_slots(nodes), before, strict=True)] == [9, 9]
 
@@ -45,7 +30,7 @@ def test_one_copy_travels_and_every_rank_has_it(nodes: Nodes, senders: int, read
 def test_a_prefix_in_the_pool_is_loaded_by_every_rank(nodes: Nodes) -> None:
     engine = nodes.start(nodes.west, SHAPES["recurrent"], num_replicas=4, reuse=True, reuse_min_tokens=16)
     leave_prefix(engine, prompt_of(2))
-    load_and_finish(engine, engine.submit("again", prompt_of(2, NUM_TOKENS + 60), {}), NUM_TOKENS + 1)
+    reuse_prefix(engine, prompt_of(2))
     nodes.assert_nothing_is_left()
 
 

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import pytest
 
@@ -21,7 +20,6 @@ from tests.support.agent_nodes import (
 )
 from tests.support.fake_engine import SHAPES, FakeEngine, Running
 from tests.support.waiting import wait_until
-from tools.demo.client import get_json
 
 Leg = Callable[[FakeEngine, Sequence[int], str], Running]
 
@@ -53,22 +51,15 @@ def test_blocks_in_both_pools_are_neither_copied_nor_sent_again(nodes: Nodes) ->
     again = _transfer(nodes, prefiller, decoder, prompt)
     assert decoder.wrong_blocks(again, NUM_TOKENS) == []
     assert prefiller.worker.counts["bytes send"] == copied
-    wait_until(lambda: _last_sent(nodes)["outcome"] == "completed")
-    sent = _last_sent(nodes)
+    wait_until(lambda: nodes.last_sent()["outcome"] == "completed")
+    sent = nodes.last_sent()
     assert sent["held_bytes"] == sent["payload_bytes"] == 5 * 2 * 2048 + 5001
-
-
-def _last_sent(nodes: Nodes) -> dict[str, Any]:
-    last: dict[str, Any] = get_json(f"{nodes.east.status_url}/transfers")[-1]
-    return last
 
 
 def _transfer(
     nodes: Nodes, prefiller: FakeEngine, decoder: FakeEngine, prompt: Sequence[int], *, chunk_tokens: int = 100
 ) -> Running:
-    grant = nodes.grant(prompt)
-    parked = receiving(decoder, prompt, grant)
-    prefill_leg(prefiller, prompt, grant, chunk_tokens=chunk_tokens)
+    parked = nodes.transfer(prefiller, decoder, prompt, chunk_tokens=chunk_tokens)
     assert decoder.await_answer(parked) == NUM_TOKENS
     assert decoder.load(parked, NUM_TOKENS)
     return parked
@@ -77,10 +68,7 @@ def _transfer(
 def test_an_unused_offer_holds_no_slots(nodes: Nodes) -> None:
     """The engine's own cache may hold part of a block beyond the offer."""
     prefiller, decoder = nodes.pair(SHAPES["dense"])
-    prompt = prompt_of(37)
-    grant = nodes.grant(prompt)
-    parked = receiving(decoder, prompt, grant)
-    prefill_leg(prefiller, prompt, grant)
+    parked = nodes.transfer(prefiller, decoder, prompt_of(37))
     assert decoder.await_answer(parked) == NUM_TOKENS
     decoder.allocate(parked, 0)
     assert decoder.outcomes() == {"receive held": 1}
@@ -207,8 +195,8 @@ def test_a_transfer_carries_the_last_state_and_the_sender_keeps_earlier_ones(nod
     )
     prompt = prompt_of(23)
     running = _transfer(nodes, prefiller, decoder, prompt, chunk_tokens=64)
-    wait_until(lambda: _last_sent(nodes)["outcome"] == "completed")
-    assert _last_sent(nodes)["payload_bytes"] == 5 * 2048 + 5041
+    wait_until(lambda: nodes.last_sent()["outcome"] == "completed")
+    assert nodes.last_sent()["payload_bytes"] == 5 * 2048 + 5041
     decoder.finish(running)
     branch = prompt_of(23, 257) + [9999] * 100
     for engine, reused in ((prefiller, 256), (decoder, 0)):
