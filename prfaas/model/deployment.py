@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from prfaas.model.cost.colocation import Line
+from prfaas.model.cost.colocation import ALTERNATING, Frontier
 from prfaas.model.cost.egress_price import EgressPrice
 from prfaas.model.cost.profile import Profile
 from prfaas.model.kv.geometry import Geometry
@@ -39,7 +39,7 @@ class PdCluster:
     num_instances: int
     num_prefill: int | None = None
     shared_instances: int = 0
-    frontier: Line = ((0.0, 1.0), (1.0, 0.0))
+    frontier: Frontier = ALTERNATING
     price_per_hour: float | None = None
     kilowatts: float = 0.0
     carbon_per_kwh: float = 0.0

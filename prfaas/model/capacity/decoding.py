@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from prfaas.errors import ConfigError
-from prfaas.model.cost.colocation import Line
 from prfaas.model.cost.workload import Workload
 from prfaas.model.deployment import Deployment, PdCluster
 
@@ -18,14 +17,22 @@ _ROUNDING = 1e-9
 class DecodeCapacity:
     """BS_max and T_decode of equation (5), and why the batch is no larger.
 
-    `rate_by_speed` maps the speed of decode beside a prefill to the instance's rate, both relative to decode alone.
-    The rate falls faster than the speed: slower steps need a smaller batch to meet the objective.
+    `fixed_ratio` and `full_ratio` are the fixed part of a step and the largest batch's whole step over the objective.
     """
 
     max_batch: int
     step_seconds: float
     limit: BatchLimit
-    rate_by_speed: Line
+    fixed_ratio: float
+    full_ratio: float
+
+    def least_speed(self, batch: float) -> float:
+        """Return the lowest decode speed at which a batch meets the objective, relative to decode alone."""
+        return self.fixed_ratio + (self.full_ratio - self.fixed_ratio) * batch / self.max_batch
+
+    def rate(self, batch: float, speed: float) -> float:
+        """Return the tokens per second of a batch at some decode speed, relative to the largest batch alone."""
+        return batch / self.max_batch * self.full_ratio / self.least_speed(batch) * speed if batch else 0.0
 
     def request_seconds(self, output_tokens: float) -> float:
         """Return instance-seconds of one average request; the inverse is Θ_pd-d for N_d = 1."""
@@ -53,8 +60,7 @@ def decode_capacity(cluster: PdCluster, deployment: Deployment, workload: Worklo
         raise ConfigError(_infeasible(cluster, limit, profile.step_seconds(1, context), context))
     batch = int(limits[limit])
     step = profile.step_seconds(batch, context)
-    full = min(1.0, step / allowed)
-    return DecodeCapacity(batch, step, limit, ((profile.base_seconds / allowed, 0.0), (full, full), (1.0, 1.0)))
+    return DecodeCapacity(batch, step, limit, profile.base_seconds / allowed, min(1.0, step / allowed))
 
 
 def _largest_batch(base: float, single: float, allowed: float) -> float:

@@ -5,8 +5,10 @@ from itertools import pairwise
 from math import atan2
 
 from prfaas.model.capacity.decoding import DecodeCapacity
-from prfaas.model.cost.colocation import Line, at
+from prfaas.model.cost.colocation import Frontier, Line, at, concave_line
 from prfaas.model.deployment import PdCluster
+
+_NUM_BATCHES = 100  # Batches up to the largest one at which a shared instance is evaluated.
 
 
 @dataclass(frozen=True)
@@ -33,20 +35,27 @@ class RoleCurve:
 def role_curve(cluster: PdCluster, capacity: DecodeCapacity) -> RoleCurve:
     """Return the curve of a cluster. Its sides are those of its shared instances, and one for the others."""
     shared, others = cluster.shared_instances, cluster.num_instances - cluster.shared_instances
-    rates = shared_rates(cluster.frontier, capacity)
-    sides = [(shared * (c - a), shared * (b - d)) for (a, b), (c, d) in pairwise(rates)] if shared else []
+    rates = shared_rates(cluster.frontier, capacity) if shared else ()
+    sides = [(shared * (c - a), shared * (b - d)) for (a, b), (c, d) in pairwise(rates)]
     sides += [(float(others), float(others))] if others else []
-    corners = [(shared * rates[0][0], float(cluster.num_instances))]
+    corners = [(0.0, float(cluster.num_instances))]
     # The flattest first: the sum of concave lines.
     for prefill, decode in sorted(sides, key=lambda side: atan2(side[1], side[0])):
         corners.append((corners[-1][0] + prefill, corners[-1][1] - decode))
     return RoleCurve(tuple(corners))
 
 
-def shared_rates(frontier: Line, capacity: DecodeCapacity) -> Line:
-    """Return the corners (prefill rate, decode rate) of an instance on a frontier of speeds, relative to each alone."""
-    prefill_by_decode = tuple((b, a) for a, b in reversed(frontier))
-    levels = [level for level, _ in capacity.rate_by_speed if frontier[-1][1] < level < 1.0]
-    corners = {*frontier, *((at(prefill_by_decode, level), level) for level in levels)}
-    ordered = sorted(corners, key=lambda corner: (corner[0], -corner[1]))
-    return tuple((a, at(capacity.rate_by_speed, b)) for a, b in ordered if b >= capacity.rate_by_speed[0][0])
+def shared_rates(frontier: Frontier, capacity: DecodeCapacity) -> Line:
+    """Return the corners (prefill rate, decode rate) of an instance that does both, relative to each alone.
+
+    A smaller batch meets the objective with slower decode, and pays the fixed part of a step for it. The device may
+    alternate between batches, which overstates some rates by a few percent.
+    """
+    rates = [(0.0, 1.0)]
+    for part in range(_NUM_BATCHES + 1):
+        batch = capacity.max_batch * part / _NUM_BATCHES
+        line, least = frontier.at(batch), capacity.least_speed(batch)
+        prefill_by_decode = tuple((decode, prefill) for prefill, decode in reversed(line))
+        rates.append((at(prefill_by_decode, least), capacity.rate(batch, least)))
+        rates += [(prefill, capacity.rate(batch, decode)) for prefill, decode in line if decode > least]
+    return concave_line(rates)

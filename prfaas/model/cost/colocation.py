@@ -1,5 +1,7 @@
 """Measured speeds of a device that prefills and decodes at the same time."""
 
+from __future__ import annotations
+
 from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -19,14 +21,10 @@ def at(line: Line, x: float) -> float:
     return line[-1][1]
 
 
-def frontier_through(points: Iterable[tuple[float, float]] = ()) -> Line:
-    """Return the corners (prefill speed, decode speed) of the greatest speeds of a shared device.
-
-    Speeds are relative to each phase alone. The device may alternate between the points, and each phase alone, so the
-    line is concave.
-    """
+def concave_line(points: Iterable[tuple[float, float]]) -> Line:
+    """Return the corners of the lowest concave line above all points, in the order of x."""
     corners: list[tuple[float, float]] = []
-    for a, b in sorted({(0.0, 1.0), (1.0, 0.0), *points}):
+    for a, b in sorted(set(points), key=lambda point: (point[0], -point[1])):
         while len(corners) > 1:
             (c, d), (e, f) = corners[-2:]
             if (e - c) * (b - d) < (f - d) * (a - c):
@@ -34,6 +32,33 @@ def frontier_through(points: Iterable[tuple[float, float]] = ()) -> Line:
             corners.pop()
         corners.append((a, b))
     return tuple(corners)
+
+
+@dataclass(frozen=True)
+class Frontier:
+    """Speeds that a device reaches when it prefills and decodes at once, relative to each phase alone.
+
+    Each point is a prefill speed, and the decode speeds beside it as a line over the decode batch.
+    """
+
+    points: tuple[tuple[float, Line], ...] = ()
+
+    @classmethod
+    def through(cls, *points: tuple[float, float]) -> Frontier:
+        """Return the frontier through points (prefill speed, decode speed) that hold for every batch."""
+        return cls(tuple((prefill, ((1.0, decode),)) for prefill, decode in points))
+
+    def at(self, batch: float) -> Line:
+        """Return the corners (prefill speed, decode speed) for a decode batch.
+
+        The device may alternate between the points, and each phase alone, so the line is concave.
+        """
+        return concave_line(
+            [(0.0, 1.0), (1.0, 0.0), *((prefill, at(decode, batch)) for prefill, decode in self.points)]
+        )
+
+
+ALTERNATING = Frontier()
 
 
 @dataclass(frozen=True)
@@ -55,32 +80,39 @@ OVERALLOCATED = Partition(1.0, 1.0)
 class SharingSpeeds:
     """Speeds of decode and prefill by their share of one device, relative to the whole device.
 
-    `shares` lists the shares that decode can have. `overallocated_decode` is 0 if the profile rules over-allocation out.
+    Decode speeds are lines over the decode batch. `shares` lists the shares that decode can have. `overallocated_decode`
+    is 0 if the profile rules over-allocation out.
     """
 
-    decode: Line
+    decode: tuple[tuple[float, Line], ...]
     prefill: Line
-    overallocated_decode: float
+    overallocated_decode: Line
     overallocated_prefill: float
     shares: tuple[float, ...]
 
     @property
-    def frontier(self) -> Line:
+    def frontier(self) -> Frontier:
         """Return the frontier through every split and over-allocation."""
+        batches = sorted({batch for _, line in self.decode for batch, _ in line})
         partitions = [*(Partition(share, 1.0 - share) for share in self.shares), OVERALLOCATED]
-        return frontier_through((self.prefill_speed(each), self.decode_speed(each)) for each in partitions)
+        speeds = [
+            (self.prefill_speed(each), [self.decode_speed(each, batch) for batch in batches]) for each in partitions
+        ]
+        return Frontier(tuple((prefill, tuple(zip(batches, decode, strict=True))) for prefill, decode in speeds))
 
     @property
     def best_decode_speed(self) -> float:
-        """Return the greatest speed of decode while a prefill runs."""
-        return max(speed for _, speed in self.decode)
+        """Return the greatest decode speed beside a prefill, at the largest measured batch."""
+        return max(line[-1][1] for _, line in self.decode)
 
-    def decode_speed(self, partition: Partition) -> float:
-        """Return the speed of decode under a partition; prefill is busy if it has a share."""
+    def decode_speed(self, partition: Partition, batch: float) -> float:
+        """Return the speed of a decode batch under a partition; prefill is busy if it has a share."""
         if not partition.prefill_share:
             return 1.0
-        shared = at(((0.0, 0.0), *self.decode), partition.decode_share)
-        return self.overallocated_decode if partition == OVERALLOCATED else shared
+        if partition == OVERALLOCATED:
+            return at(self.overallocated_decode, batch)
+        by_share = ((0.0, 0.0), *((share, at(line, batch)) for share, line in self.decode))
+        return at(by_share, partition.decode_share)
 
     def prefill_speed(self, partition: Partition) -> float:
         """Return the speed of prefill under a partition; decode is busy if it has a share."""

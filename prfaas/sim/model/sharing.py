@@ -24,9 +24,9 @@ def modelled_speeds(
     bandwidth costs decode and prefill their memory ratios.
     """
     return SharingSpeeds(
-        ((decode_peak_share, 1.0 - decode_memory_ratio),),
+        ((decode_peak_share, ((1.0, 1.0 - decode_memory_ratio),)),),
         ((1.0, 1.0 - prefill_memory_ratio),),
-        overallocated_decode,
+        ((1.0, overallocated_decode),),
         overallocated_prefill,
         tuple(step / 20 for step in range(2, 19)),
     )
@@ -36,14 +36,18 @@ def share_table(spec: InstanceSpec, speeds: SharingSpeeds, *, context_tokens: fl
     """Return the table that the colocation policy learns offline: steps at `context_tokens`, by batch and share."""
     assert spec.decode is not None, "a shared instance decodes"
     batches = tuple(batch for batch in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512) if batch <= spec.max_batch)
-    alone = [spec.decode.step_seconds(batch, context_tokens) for batch in batches]
-    by_share = [speeds.decode_speed(Partition(share, 1 - share)) for share in speeds.shares]
-    overallocated = speeds.decode_speed(OVERALLOCATED)
+    decode = spec.decode
+
+    def step_seconds(batch: int, partition: Partition) -> float:
+        speed = speeds.decode_speed(partition, batch)
+        return decode.step_seconds(batch, context_tokens) / speed if speed else math.inf
+
+    splits = [Partition(share, 1 - share) for share in speeds.shares]
     return ShareTable(
         speeds.shares,
         batches,
-        tuple(tuple(seconds / speed for speed in by_share) for seconds in alone),
-        tuple(seconds / overallocated if overallocated else math.inf for seconds in alone),
+        tuple(tuple(step_seconds(batch, split) for split in splits) for batch in batches),
+        tuple(step_seconds(batch, OVERALLOCATED) for batch in batches),
     )
 
 
@@ -171,7 +175,7 @@ class SharedInstance(SimulatedEngine):
             return
         self._number += 1
         self._gap_start, partition = self._timeline.now, self._sharing.partition
-        seconds = self._batch.seconds(1) / self._speeds.decode_speed(partition)
+        seconds = self._step_seconds()
         pause = pause_seconds(partition, seconds, policy=self._policy)
         if is_urgent or not pause or self._current is None:
             self._begin_step(self._number)
@@ -189,8 +193,11 @@ class SharedInstance(SimulatedEngine):
             self._is_paused, self._prefill_speed = False, self._speeds.prefill_speed(self._sharing.partition)
             self._await_prompt()
         self._number += 1
-        seconds = self._batch.seconds(1) / self._speeds.decode_speed(self._sharing.partition)
+        seconds = self._step_seconds()
         self._timeline.at(self._timeline.now + seconds, self._end_step, (seconds, self._number))
+
+    def _step_seconds(self) -> float:
+        return self._batch.seconds(1) / self._speeds.decode_speed(self._sharing.partition, self._batch.num)
 
     def _join(self, prefilled: Prefill) -> None:
         """Add a request to the batch. If its KV came from another node, its last prompt token is computed again."""

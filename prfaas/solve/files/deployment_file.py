@@ -9,7 +9,7 @@ from typing import ClassVar
 from prfaas import config
 from prfaas.config import record, records, setting
 from prfaas.errors import ConfigError
-from prfaas.model.cost.colocation import Line, frontier_through
+from prfaas.model.cost.colocation import ALTERNATING, Frontier
 from prfaas.model.cost.egress_price import ByHour, EgressPrice
 from prfaas.model.cost.profile import Profile
 from prfaas.model.cost.roofline import roofline
@@ -209,10 +209,10 @@ def _pd(section: PdSection, model: Geometry, folder: Path) -> PdCluster:
     )
 
 
-def _frontier(section: PdSection, profile: Profile) -> Line:
+def _frontier(section: PdSection, profile: Profile) -> Frontier:
     if section.overlap is not None:
-        return frontier_through([(section.overlap, 1.0), (1.0, section.overlap)])
-    return profile.sharing.frontier if profile.sharing else frontier_through()
+        return Frontier.through((section.overlap, 1.0), (1.0, section.overlap))
+    return profile.sharing.frontier if profile.sharing else ALTERNATING
 
 
 def _check(deployment: Deployment, file: str) -> None:

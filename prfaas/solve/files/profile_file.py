@@ -12,7 +12,7 @@ import numpy as np
 from prfaas import config
 from prfaas.config import record, records, setting
 from prfaas.errors import ConfigError
-from prfaas.model.cost.colocation import ShareTable, SharingSpeeds
+from prfaas.model.cost.colocation import Line, ShareTable, SharingSpeeds
 from prfaas.model.cost.curve import Curve, fitted, polynomial, through, weighted
 from prfaas.model.cost.profile import DecodeProfile, PrefillProfile, Profile, fit_decode
 from prfaas.solve.files.quantities import NUMBER
@@ -167,7 +167,7 @@ def read_colocation(file: Path) -> ShareTable:
 
 
 def _sharing(measured: ColocationPart, prefill: PrefillProfile, decode: DecodeProfile) -> SharingSpeeds:
-    """Return the measured speeds of both phases on one device: medians over the batches and the prompt lengths."""
+    """Return the measured speeds of both phases on one device: decode by batch, prefill as medians over prompt lengths."""
     table = _share_table(measured)
     alone = [decode.step_seconds(batch, measured.context) for batch in table.batches]
     by_share: dict[float, list[float]] = {}
@@ -178,17 +178,18 @@ def _sharing(measured: ColocationPart, prefill: PrefillProfile, decode: DecodePr
     speeds = {share: min(1.0, median(found)) for share, found in sorted(by_share.items())}
     columns = zip(table.shares, zip(*table.seconds, strict=True), strict=True)
     return SharingSpeeds(
-        tuple((share, _median_speed(alone, column)) for share, column in columns),
+        tuple((share, _speeds_by_batch(table.batches, alone, column)) for share, column in columns),
         tuple((share, speed) for share, speed in speeds.items() if share < 1.0),
-        _median_speed(alone, table.overallocated_seconds),
+        _speeds_by_batch(table.batches, alone, table.overallocated_seconds),
         speeds[1.0],
         table.shares,
     )
 
 
-def _median_speed(alone: Sequence[float], shared: Sequence[float]) -> float:
-    """Return the median speed over the batches, at most 1, since only noise exceeds it."""
-    return min(1.0, median(before / after for before, after in zip(alone, shared, strict=True)))
+def _speeds_by_batch(batches: Sequence[int], alone: Sequence[float], shared: Sequence[float]) -> Line:
+    """Return the speed of each batch, at most 1, since only noise exceeds it."""
+    steps = zip(batches, alone, shared, strict=True)
+    return tuple((float(batch), min(1.0, before / after)) for batch, before, after in steps)
 
 
 def _prefill(part: PrefillPart) -> tuple[PrefillProfile, float]:

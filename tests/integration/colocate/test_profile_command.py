@@ -30,4 +30,4 @@ def test_the_command_measures_every_share_of_the_cores(tmp_path: Path) -> None:
     )
     assert all(0 < seconds < 10 for row in table.seconds for seconds in row)
     assert {item.share for item in measured.prefill} == {1.0, *(round(1 - share, 4) for share in table.shares)}
-    assert sharing is not None and sharing.frontier[0] == (0.0, 1.0)
+    assert sharing is not None and sharing.frontier.at(1)[0] == (0.0, 1.0)

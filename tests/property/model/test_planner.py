@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from prfaas.model.capacity.bound import lp_bound
 from prfaas.model.capacity.loads import LoadModel
-from prfaas.model.cost.colocation import frontier_through
+from prfaas.model.cost.colocation import Frontier
 from prfaas.model.cost.curve import of_new_tokens, polynomial
 from prfaas.model.cost.lengths import Lengths, expectation, log_normal, mixture
 from prfaas.model.cost.profile import Profile
@@ -32,7 +32,7 @@ distributions: st.SearchStrategy[Lengths] = st.one_of(
 
 
 speeds = st.floats(0.01, 1.0)
-frontiers = st.lists(st.tuples(speeds, speeds), max_size=5).map(frontier_through)
+frontiers = st.lists(st.tuples(speeds, speeds), max_size=5).map(lambda points: Frontier.through(*points))
 
 
 @st.composite

@@ -56,13 +56,20 @@ def read(measured: ProfileFile, folder: Path) -> SharingSpeeds:
 
 def test_speeds_are_linear_between_measurements(tmp_path: Path) -> None:
     speeds = read(MEASURED, tmp_path)
-    assert speeds.decode_speed(Partition(0.25, 0.75)) == pytest.approx(0.5)
-    assert speeds.decode_speed(Partition(0.375, 0.625)) == pytest.approx(0.65)
-    assert speeds.decode_speed(Partition(0.125, 0.875)) == pytest.approx(0.25)
-    assert speeds.decode_speed(Partition(0.9, 0.1)) == pytest.approx(1.0)
+    assert speeds.decode_speed(Partition(0.25, 0.75), 8) == pytest.approx(0.5)
+    assert speeds.decode_speed(Partition(0.375, 0.625), 8) == pytest.approx(0.65)
+    assert speeds.decode_speed(Partition(0.125, 0.875), 8) == pytest.approx(0.25)
+    assert speeds.decode_speed(Partition(0.9, 0.1), 8) == pytest.approx(1.0)
     assert speeds.prefill_speed(Partition(0.25, 0.75)) == pytest.approx(0.8)
-    assert speeds.decode_speed(OVERALLOCATED) == pytest.approx(0.625)
+    assert speeds.decode_speed(OVERALLOCATED, 8) == pytest.approx(0.625)
     assert speeds.prefill_speed(OVERALLOCATED) == pytest.approx(0.8)
+
+
+def test_decode_speed_depends_on_the_batch(tmp_path: Path) -> None:
+    slower = tuple(replace(point, step=2 * point.step) if point.batch == 8 else point for point in SHARED.decode)
+    speeds = read(replace(MEASURED, colocation=replace(SHARED, decode=slower)), tmp_path)
+    found = [speeds.decode_speed(Partition(0.5, 0.5), batch) for batch in (1, 4.5, 8, 100)]
+    assert found == pytest.approx([0.8, 0.6, 0.4, 0.4])
 
 
 def test_median_over_prompt_lengths_is_used(tmp_path: Path) -> None:
@@ -79,12 +86,14 @@ def test_median_over_prompt_lengths_is_used(tmp_path: Path) -> None:
 
 def test_the_frontier_goes_through_the_partitions_that_no_mix_of_others_reaches(tmp_path: Path) -> None:
     corners = [(0.0, 1.0), (0.25, 1.0), (0.8, 0.625), (1.0, 0.0)]
-    assert np.array(read(MEASURED, tmp_path).frontier) == pytest.approx(np.array(corners))
+    assert np.array(read(MEASURED, tmp_path).frontier.at(8)) == pytest.approx(np.array(corners))
     slow = tuple(replace(point, seconds=9.0) if point.share == 1 else point for point in SHARED.prefill)
     apart = read(replace(MEASURED, colocation=replace(SHARED, prefill=slow)), tmp_path)
-    assert apart.overallocated_decode == 0.0, "a partition prefills faster, so instances do not over-allocate"
+    assert {speed for _, speed in apart.overallocated_decode} == {0.0}, (
+        "a partition prefills faster, so instances do not over-allocate"
+    )
     corners[2:3] = [(0.5, 0.8), (0.8, 0.5)]
-    assert np.array(apart.frontier) == pytest.approx(np.array(corners))
+    assert np.array(apart.frontier.at(8)) == pytest.approx(np.array(corners))
 
 
 def test_solver_and_twin_take_a_measured_profile(tmp_path: Path) -> None:
