@@ -118,7 +118,11 @@ def cause_in_words(state: Congestion, limits: CongestionLimits) -> str:
     words, value, limit = {
         "utilisation": ("link {} % used", pressure * 100 * limits.utilisation_ratio, 100 * limits.utilisation_ratio),
         "queue": ("link queue {} s", pressure * limits.queue_seconds, limits.queue_seconds),
-        "loss": ("{} % retransmitted", pressure * 100 * limits.retransmit_ratio, 100 * limits.retransmit_ratio),
+        "loss": (
+            "{} % of the bytes sent in half a second were retransmissions",
+            pressure * 100 * limits.retransmit_ratio,
+            100 * limits.retransmit_ratio,
+        ),
         "rtt": ("round trip {} times the lowest", 1 + pressure * (inflation - 1), inflation),
     }[state.cause]
     unit = words.partition("{}")[2].split()[0]

@@ -6,7 +6,7 @@ import json
 import sys
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -56,7 +56,7 @@ class Change:
     """Change between two moments, with its reason. If it moved t, `thresholds` are those before and after it."""
 
     at: float
-    kind: str  # A key of KINDS in static/timeline.js.
+    kind: str  # A key of KINDS in static/timeline.js. "calm" is the end of a congestion, after all its steps.
     subject: str
     detail: str
     thresholds: tuple[int, int] | None = None
@@ -123,14 +123,13 @@ def changes(before: Sample, now: Sample) -> Iterator[Change]:
         detail = f"{now.plan_cause}; with more load {first_full} fills first"
         thresholds = before.threshold_tokens, now.threshold_tokens
         yield Change(now.at, "plan", f"plan {now.plan_version}", detail, thresholds)
-    for name, path in now.paths.items():
-        if name in before.paths:
-            yield from _path_changes(now.at, name, before.paths[name], path)
+    for name, path in before.paths.items():
+        yield from _path_changes(now.at, name, path, now.paths.get(name) or _unused(path, now.threshold_tokens))
     yield from _role_changes(before, now)
     for name in sorted(now.silent - before.silent):
         yield Change(now.at, "silent", name, "gets no new requests")
-    for name in sorted((before.silent - now.silent) & now.roles.keys()):
-        yield Change(now.at, "answers", name, "gets requests again")
+    for name in sorted(before.silent - now.silent):
+        yield Change(now.at, "answers", name, _again(name in now.roles))
     yield from _node_changes(before, now)
     if now.is_stale != before.is_stale:
         kind = "record_lost" if now.is_stale else "record_found"
@@ -143,20 +142,29 @@ def _node_changes(before: Sample, now: Sample) -> Iterator[Change]:
             yield Change(now.at, "node_restarted", name, f"in {now.nodes[name]}")
     for name in sorted(now.leaving - before.leaving):
         yield Change(now.at, "node_draining", name, "gets no new requests")
-    for name in sorted((before.leaving - now.leaving) & now.nodes.keys()):
-        yield Change(now.at, "node_drained", name, "gets requests again")
+    for name in sorted(before.leaving - now.leaving):
+        yield Change(now.at, "node_drained", name, _again(name in now.nodes))
     for name in now.nodes.keys() - before.nodes.keys():
         yield Change(now.at, "node_joined", name, f"in {now.nodes[name]}")
     for name in before.nodes.keys() - now.nodes.keys():
         yield Change(now.at, "node_left", name, f"from {before.nodes[name]}")
 
 
+def _again(is_known: bool) -> str:
+    return "gets requests again" if is_known else "its node has left"
+
+
+def _unused(path: PathPoint, threshold_tokens: int) -> PathPoint:
+    """Return a path whose nodes have left."""
+    return replace(path, multiplier=1.0, threshold_tokens=threshold_tokens, is_down=False)
+
+
 def _path_changes(at: float, name: str, before: PathPoint, now: PathPoint) -> Iterator[Change]:
-    thresholds = before.threshold_tokens, now.threshold_tokens
-    if now.multiplier > before.multiplier:
-        yield Change(at, "congestion", name, now.reason, thresholds)
-    elif now.multiplier < before.multiplier:
-        yield Change(at, "calm", name, f"link below {100 * LIMITS.calm_ratio:g} % of every limit", thresholds)
+    if now.multiplier != before.multiplier:
+        eased = f"link below {100 * LIMITS.calm_ratio:g} % of every limit"
+        cause = now.reason if now.multiplier > before.multiplier else eased
+        thresholds = before.threshold_tokens, now.threshold_tokens
+        yield Change(at, "congestion" if now.multiplier > 1 else "calm", name, cause, thresholds)
     if now.is_down != before.is_down:
         yield Change(
             at, "link_down" if now.is_down else "link_up", name, "no connection" if now.is_down else "connected again"

@@ -80,6 +80,7 @@ class Overview:
             "local_policy": self.routing.config.local_policy,
             "threshold_tokens": self.routing.threshold_tokens,
             "can_plan": self.planner is not None,
+            "currency": self.planner.currency if self.planner else "",
         }
 
     def _node(self, member: Member) -> dict[str, Any]:
@@ -118,7 +119,8 @@ class Overview:
     def path_records(self) -> Iterator[dict[str, Any]]:
         """Yield each path between two clusters with its own threshold."""
         for view in self.paths.views():
-            measured = view.capacity_bytes_per_second
+            # An idle link forgets its rate: the last one counts.
+            measured = view.capacity_bytes_per_second or view.planned_bytes_per_second
             listed = self.planner.listed_rate(view.source, view.destination) if self.planner else math.inf
             # An estimate may exceed the line for a moment, and be below a rate that has just grown.
             shown = max(view.bytes_per_second, min(measured, listed)) if measured else 0.0
@@ -128,7 +130,7 @@ class Overview:
                 "is_down": view.is_down,
                 "bytes_per_second": view.bytes_per_second,
                 "capacity_bytes_per_second": shown,
-                "measured_bytes_per_second": measured,
+                "measured_bytes_per_second": view.capacity_bytes_per_second,
                 "listed_bytes_per_second": listed if math.isfinite(listed) else None,
                 "multiplier": view.congestion.multiplier,
                 "cause": view.congestion.cause,

@@ -87,7 +87,7 @@ class PlanInputs:
             before, now = old_rates.get(pair, 0.0), rates.get(pair, 0.0)
             if abs(now - before) > RATE_CHANGE_RATIO * before:
                 words = [f"{rate * 8e-6:,.0f} Mbit/s" if rate else "unknown" for rate in (before, now)]
-                found.append(f"rate of {' → '.join(pair)} changed from {' to '.join(words)}")
+                found.append(f"planned rate of {' → '.join(pair)} changed from {' to '.join(words)}")
         return found
 
 
@@ -124,6 +124,7 @@ class Planner:
         self._max_batches: dict[str, int] = {}
         self._clock, self._wall_clock = clock, wall_clock
         self._deployment, written = read_deployment(config.deployment)
+        self.currency = written.currency
         self._workload: Workload = find_trace(written.trace, beside=config.deployment.parent)
         self._trace_source = f"trace {written.trace} of {config.deployment}"
         self._profiles = {cluster.name: cluster.profile for cluster in self._deployment.clusters}

@@ -114,6 +114,7 @@ class DeploymentFile:
         doc="Type of keys and values; auto: the model's own.",
     )
     trace: str = setting("text", default="lognormal", doc="Traffic in a form of --trace.")
+    currency: str = setting("text", default="", doc='Currency of all prices, such as "USD".')
     inferred: tuple[str, ...] = setting("text_list", default=(), doc="Inputs here that were not measured or agreed.")
     prfaas: tuple[PrfaasSection, ...] = setting(records(PrfaasSection), default=(), doc="PrfaaS clusters.")
     pd: tuple[PdSection, ...] = setting(records(PdSection), required=True, doc="PD clusters.")

@@ -25,6 +25,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)
 FILE = """
 model: internal-1t-hybrid
 trace: lognormal
+currency: EUR
 prfaas:
   - {name: east-coast-datacenter-7, profile: h200-internal-1t, instances: 9, bandwidth: 200Mbps, egress_price: 0.05}
 pd:
@@ -72,14 +73,16 @@ async def _report(deployment: Deployment, manager: Manager) -> None:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def manager(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Manager]:
+async def managers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[Manager, Manager]]:
+    """Yield the manager of the page, and one whose deployment file names no currency."""
     directory: Path = tmp_path_factory.mktemp("dashboard")
     (directory / "deployment.yaml").write_text(FILE)
+    (directory / "unnamed.yaml").write_text(FILE.replace("currency: EUR\n", ""))
     layout = hybrid_layout()
     async with Deployment(directory) as deployment:
         await deployment.start_redis()
         manager = await deployment.start_manager(name="west-manager", deployment=directory / "deployment.yaml")
-        await deployment.start_manager(name="east-manager")
+        second = await deployment.start_manager(name="east-manager", deployment=directory / "unnamed.yaml")
         silent = Figures(engines=(EngineLoad(InstanceId("i1-engine"), 0, 0, 0.0, is_silent=True),))
         await deployment.node("i1", manager, cluster="west", role="prefill", figures=silent)
         await deployment.node("d1", manager, cluster="west", role="decode", holds=stored(layout, chain_of(320), 320))
@@ -87,7 +90,12 @@ async def manager(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Man
         await deployment.node("p1", manager, cluster=EAST, kind="prfaas", role="prefill", figures=figures)
         await until(lambda: manager.world.plan is not None and len(manager.world.live()) == 3, what="a plan")
         await _report(deployment, manager)
-        yield manager
+        yield manager, second
+
+
+@pytest.fixture(scope="module")
+def manager(managers: tuple[Manager, Manager]) -> Manager:
+    return managers[0]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -126,9 +134,20 @@ async def test_capacity_is_at_most_what_the_deployment_file_allows(window: Windo
 
 
 async def test_egress_cost_shows_per_hour_and_today_with_its_start_and_currency(window: Window) -> None:
-    words = ("per hour", "counted since", "when this manager started", "currency", "egress_price")
+    words = ("EUR", "since", "when this manager started", "at the mean rate of the last minute", "EUR per hour")
     await until_true(lambda: _has(window, ".tile:has-text('Egress cost today')", *words))
-    assert not await _has(window, ".tile:has-text('Egress cost today')", "0.00 per hour")
+    assert not await _has(window, ".tile:has-text('Egress cost today')", " 0.00 EUR per hour")
+
+
+async def test_cost_without_a_named_currency_says_how_to_name_it(
+    window: Window, managers: tuple[Manager, Manager]
+) -> None:
+    assert window.page.context.browser is not None
+    unnamed = Window(await window.page.context.browser.new_page())
+    await unnamed.page.goto(f"http://{managers[1].http_address}/dashboard/")
+    words = ("per hour. The currency is that of egress_price", "currency in the deployment file")
+    await until_true(lambda: _has(unnamed, ".tile:has-text('Egress cost today')", *words))
+    await unnamed.page.close()
 
 
 async def test_estimate_without_offloading_shows_beside_the_present_one(window: Window) -> None:

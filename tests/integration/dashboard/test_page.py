@@ -8,6 +8,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 import pytest_asyncio
+from playwright.async_api import Page
 from prometheus_client.parser import text_string_to_metric_families
 
 from prfaas.index.membership import EngineLoad, Figures, LinkFigures
@@ -38,6 +39,7 @@ class Stage:
         self.window = window
         self.link = BUSY
         self.num_running = 2
+        self.is_silent = False
         self.address = free_address()
         self.grpc = free_address()
         self._deployment = deployment
@@ -79,7 +81,8 @@ class Stage:
         return await self.window.page.locator("#connection").get_attribute("data-state") == state
 
     def prefill_figures(self) -> Figures:
-        return Figures(links=(self.link,), engines=(EngineLoad(InstanceId("p1-engine"), self.num_running, 1, 0.5),))
+        load = EngineLoad(InstanceId("p1-engine"), self.num_running, 1, 0.5, is_silent=self.is_silent)
+        return Figures(links=(self.link,), engines=(load,))
 
     def decode_figures(self) -> Figures:
         return Figures(engines=(EngineLoad(InstanceId("d1-engine"), 7, 0, 0.25),))
@@ -126,17 +129,20 @@ class Stage:
     async def event(self, kind: str) -> str:
         return await self.window.text(f"#events li[data-kind='{kind}']")
 
-    async def starts_in_view(self, kind: str) -> bool:
-        """Return whether an event of t shows when its first step was, in the visible part of the list."""
-        script = """async (kind) => {
-            const { changes } = await (await fetch("/dashboard/figures?seconds=3600")).json();
-            const time = document.querySelector(`#events li[data-kind='${kind}'] time`);
-            const [own, list] = [time, time.closest(".scroll")].map((item) => item.getBoundingClientRect());
-            const first = changes.findLast((change) => change.kind === "congestion");
-            const isSeen = list.top <= own.top && own.bottom <= list.bottom;
-            return isSeen && Date.parse(time.dateTime) === Math.floor(first.at * 1000);
+    async def starts(self) -> list[str]:
+        """Return the starts of the events, as they are listed."""
+        times = self.window.page.locator("#events time")
+        return list(await times.evaluate_all("all => all.map((time) => time.dateTime)"))
+
+    async def lines(self, *steps: tuple[str, int, int, str]) -> list[str]:
+        """Return the lines of a path whose t moves in steps of (kind, from, to, cause), one a second."""
+        script = """async (steps) => {
+            const { incidents, movementInWords, movements } = await import("/dashboard/timeline.js");
+            const [incident] = incidents(steps.map(([kind, from, to, detail], at) =>
+                ({ at, kind, subject: "east → west", detail, thresholds: [from, to] })).reverse());
+            return movements(incident).map(movementInWords);
         }"""
-        return bool(await self.window.page.evaluate(script, kind))
+        return list(await self.window.page.evaluate(script, steps))
 
     async def row_of(self, table: str, words: str) -> str:
         return await self.window.text(f"#{table} tbody tr:has-text('{words}')")
@@ -179,15 +185,107 @@ async def test_changed_link_shows_at_once(stage: Stage) -> None:
     await stage.until_right("paths")
     stage.link = replace(BUSY, retransmit_ratio=0.5)  # TCP retransmits without losses too, when a queue is full.
     await until_true(lambda: _has(stage.row_of("paths-table", "east → west"), "congested (retransmissions)"))
-    cause = ("t of east → west rose from 500 to", "50 % retransmitted", "3 %")
+    cause = ("t of east → west", "500 → 1,000", "50 % of the bytes sent in half a second were retransmissions", "3 %")
     await until_true(lambda: _has(stage.window.text(TILE_OF_T), *cause))
     stage.link = replace(BUSY, is_down=True)
     await until_true(lambda: _has(stage.row_of("paths-table", "east → west"), "down"))
     await until_true(lambda: _has(stage.event("link_down"), "east → west"))
     stage.link = BUSY
     await until_true(lambda: _has(stage.row_of("paths-table", "east → west"), "carries"))
-    await until_true(lambda: _has(stage.window.text(TILE_OF_T), *cause, "It fell to"))
-    assert await stage.starts_in_view("calm"), "an event shows when it began, without scrolling"
+    await until_true(lambda: _has(stage.window.text(TILE_OF_T), *cause, "→ 500: link below 60 %"))
+    await until_true(lambda: _has(stage.event("congestion"), " to ", *cause[1:]))
+    assert "still going" not in await stage.event("congestion")
+
+
+async def test_each_step_of_t_shows_with_its_own_cause(stage: Stage) -> None:
+    steps = (
+        ("congestion", 3973, 7946, "3.7 % lost"),
+        ("congestion", 7946, 15892, "3.7 % lost"),
+        ("congestion", 5246, 10492, "queue 1.5 s"),
+        ("congestion", 10492, 5246, "calm"),
+        ("calm", 5246, 2623, "calm"),
+    )
+    assert await stage.lines(*steps) == [
+        "3,973 → 7,946 → 15,892: 3.7 % lost",
+        "5,246 (by a new plan) → 10,492: queue 1.5 s",
+        "10,492 → 5,246 → 2,623: calm",
+    ]
+
+
+async def test_silence_shows_while_it_lasts_and_afterwards(stage: Stage) -> None:
+    stage.is_silent = True
+    await until_true(lambda: _has(stage.window.text("#health-title"), "Degraded", "p1-engine", "since"))
+    await until_true(lambda: _has(stage.event("silent"), "p1-engine", "still going"))
+    stage.is_silent = False
+    await until_true(lambda: _has(stage.window.text("#health-title"), "Healthy since"))
+    await until_true(lambda: _has(stage.event("silent"), " to ", "gets requests again"))
+    recent = ("Incidents ended in the last 15 min", "Instance silent p1-engine", " s)")
+    assert await _has(stage.window.text("#notices"), *recent)
+
+
+async def test_latest_start_is_first(stage: Stage) -> None:
+    stage.is_silent = True
+    await until_true(lambda: _has(stage.event("silent"), "still going"))
+    operator = stage.operator()
+    await operator.operate("SetRole", pb.SetRoleRequest(node="d1", role="both"))
+    await until_true(lambda: _has(stage.event("role_changed"), "decode → both"))
+    await operator.operate("SetRole", pb.SetRoleRequest(node="d1", role="announced"))
+    await until_true(lambda: _has(stage.event("role_changed"), "both → decode"))
+    stage.is_silent = False
+    await until_true(lambda: _has(stage.event("silent"), " to "))
+    starts = await stage.starts()
+    assert len(starts) > 3 and starts == sorted(starts, reverse=True)
+
+
+async def test_all_events_can_be_reached(stage: Stage) -> None:
+    page, operator = stage.window.page, stage.operator()
+    for role in ("both", "announced") * 5:
+        await operator.operate("SetRole", pb.SetRoleRequest(node="d1", role=role))
+    button = page.locator("#events-all")
+    await until_true(lambda: _has(button.text_content(), "Show all"))
+    await until_true(lambda: _all_events_are_counted(stage))
+    assert await button.get_attribute("aria-expanded") == "false"
+    await button.focus()
+    await page.keyboard.press("Enter")
+    last = page.locator("#events li").last
+    frame = await page.locator(".events").bounding_box()
+    box = await last.bounding_box()
+    assert frame and box and box["y"] + box["height"] <= frame["y"] + frame["height"] + 1
+    await button.click()
+    await page.locator(".events").focus()
+    await page.keyboard.press("End")
+    await until_true(lambda: _is_scrolled(page))
+
+
+async def _all_events_are_counted(stage: Stage) -> bool:
+    number = await stage.window.page.locator("#events li").count()
+    words = f"{number} events in the last 15 min", f"Show all {number} events"
+    return await _has(stage.window.text("#timeline"), *words)
+
+
+async def _is_scrolled(page: Page) -> bool:
+    return bool(await page.locator(".events").evaluate("one => one.scrollTop > 0"))
+
+
+async def test_page_shows_the_present_time_and_its_zone(stage: Stage) -> None:
+    script = """() => {
+        const clock = document.getElementById("clock");
+        const [shown, zone] = [clock.textContent.match(/\\d\\d:\\d\\d:\\d\\d/)[0], clock.textContent.split(" ").at(-1)];
+        const written = new Date(clock.dateTime).toLocaleTimeString("en-GB", { timeZoneName: "short" });
+        return [Math.abs(Date.now() - Date.parse(clock.dateTime)), written === `${shown} ${zone}`];
+    }"""
+    late, is_local = await stage.window.page.evaluate(script)
+    assert late < 4000 and is_local
+
+
+async def test_idle_link_keeps_one_capacity_in_all_panels(stage: Stage) -> None:
+    stage.link = BUSY
+    await until_true(lambda: _has(stage.row_of("paths-table", "east → west"), "1.0 Gbit/s"))
+    stage.link = replace(BUSY, bytes_per_second=0.0, capacity_bytes_per_second=0.0)
+    await until_true(lambda: _has(stage.row_of("paths-table", "east → west"), "0 bit/s"))
+    for panel in ("#paths-table tbody", "#paths-charts .legend", ".tile:has-text('Fullest link')"):
+        await until_true(lambda panel=panel: _has(stage.window.text(panel), "1.0 Gbit/s"))  # type: ignore[misc]
+    stage.link = BUSY
 
 
 async def test_ordered_role_shows_with_the_former_one(stage: Stage) -> None:

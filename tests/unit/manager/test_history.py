@@ -1,5 +1,6 @@
 import tracemalloc
 from dataclasses import replace
+from itertools import pairwise
 
 from prfaas.manager.dashboard.feed import SAMPLES, Change, History, PathPoint, Sample, changes
 
@@ -29,7 +30,10 @@ def test_moving_figures_are_no_change() -> None:
 def test_an_instance_that_is_silent_or_answers_again_is_a_change() -> None:
     silent = replace(BEFORE, silent=frozenset({"i1", "gone"}))
     assert told(silent) == [("silent", name, "gets no new requests") for name in ("gone", "i1")]
-    assert [(change.kind, change.subject) for change in changes(silent, BEFORE)] == [("answers", "i1")]
+    assert [(change.kind, change.subject, change.detail) for change in changes(silent, BEFORE)] == [
+        ("answers", "gone", "its node has left"),
+        ("answers", "i1", "gets requests again"),
+    ]
 
 
 def test_new_plan_names_the_limiting_stage() -> None:
@@ -46,6 +50,19 @@ def test_path_change_names_its_cause() -> None:
     assert told(replace(BEFORE, paths={"east → west": down})) == [("link_down", "east → west", "no connection")]
     back = list(changes(replace(BEFORE, paths={"east → west": raised}), BEFORE))
     assert [(change.kind, change.thresholds) for change in back] == [("calm", (150, 100))]
+
+
+def test_congestion_ends_with_its_last_step() -> None:
+    higher, lower = (replace(CALM, multiplier=times, threshold_tokens=round(100 * times)) for times in (4.0, 2.0))
+    samples = [replace(BEFORE, paths={"east → west": path}) for path in (higher, lower, CALM)]
+    steps = [change for pair in pairwise(samples) for change in changes(*pair)]
+    assert [(change.kind, change.thresholds) for change in steps] == [("congestion", (400, 200)), ("calm", (200, 100))]
+
+
+def test_incidents_of_a_path_end_when_its_nodes_leave() -> None:
+    raised = replace(CALM, multiplier=2.0, threshold_tokens=200, is_down=True)
+    left = changes(replace(BEFORE, paths={"east → west": raised}), replace(BEFORE, paths={}))
+    assert [(change.kind, change.thresholds) for change in left] == [("calm", (200, 100)), ("link_up", None)]
 
 
 def test_each_role_and_node_is_a_change_of_its_own() -> None:

@@ -20,6 +20,8 @@ export const percent = (ratio) => `${(ratio * 100).toFixed(ratio > 0 && ratio < 
 export const isNoLimit = (value) => value >= NO_LIMIT;
 export const tokens = (value) => (isNoLimit(value) ? "no limit" : count(value));
 export const clock = (at) => new Date(at * 1000).toLocaleTimeString("en-GB");
+const PRESENT = { weekday: "short", day: "numeric", month: "short", hour: "2-digit", minute: "2-digit", second: "2-digit", timeZoneName: "short" };
+export const present = (at) => new Date(at * 1000).toLocaleString("en-GB", PRESENT);
 export const when = (at) => (Date.now() / 1000 - at < 43_200 ? clock(at) : `${new Date(at * 1000).toLocaleDateString("en-GB")} ${clock(at)}`);
 export const money = (value) => value.toLocaleString("en", { minimumFractionDigits: 2, maximumFractionDigits: value && value < 0.1 ? 4 : 2 });
 

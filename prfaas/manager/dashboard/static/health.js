@@ -3,6 +3,7 @@
 import { byId, html, setText } from "./dom.js";
 import { clock, count, percent, rate, seconds, tokens } from "./format.js";
 import { nameOf, stateOf } from "./map.js";
+import { incidents, inWords, recentIncidents, RECENT_SECONDS } from "./timeline.js";
 
 const MOODS = ["bad", "busy", "good", "idle"];
 const FAILED_RATIO = 0.01;
@@ -10,11 +11,11 @@ const FELL_BACK_RATIO = 0.05;
 
 // Returns findings as {mood, text}, worst first.
 export function findings({ now, figures }) {
-  const found = [...ofInstances(now), ...ofPaths(now), ...ofRequests(figures), ...ofManager(now)];
+  const found = [...ofInstances(now, figures), ...ofPaths(now), ...ofRequests(figures), ...ofManager(now)];
   return found.sort((a, b) => MOODS.indexOf(a.mood) - MOODS.indexOf(b.mood));
 }
 
-function ofInstances(now) {
+function ofInstances(now, { changes }) {
   const engines = now.nodes.flatMap((node) => node.engines.map((engine) => ({ ...engine, node })));
   const answers = ({ node, load }) => !node.is_silent && !load?.is_silent;
   const found = [];
@@ -27,9 +28,14 @@ function ofInstances(now) {
     else if (node.is_leaving) found.push({ mood: "busy", text: `Node ${node.name} drains` });
   }
   for (const { instance, node, load } of engines) {
-    if (load?.is_silent && !node.is_silent) found.push({ mood: "bad", text: `Degraded: engine ${instance} does not answer its agent` });
+    if (load?.is_silent && !node.is_silent) found.push({ mood: "bad", text: `Degraded: engine ${instance} does not answer its agent${since(changes, instance)}` });
   }
   return found;
+}
+
+function since(changes, instance) {
+  const silence = incidents(changes).find(({ kind, subject, until }) => kind === "silent" && subject === instance && until === Infinity);
+  return silence ? ` since ${clock(silence.at)}` : "";
 }
 
 function ofPaths(now) {
@@ -81,13 +87,16 @@ function allWell({ now, figures }) {
 export function showHealth(view) {
   const found = findings(view);
   const serious = found.filter((item) => item.mood !== "idle");
-  const first = serious[0] ?? { mood: found.length && !view.now.nodes.length ? "idle" : "good", text: view.now.nodes.length ? `Healthy: ${allWell(view)}` : found[0].text };
+  const recent = recentIncidents(view);
+  const healthy = recent.length ? `Healthy since ${clock(Math.max(...recent.map(({ until }) => until)))}` : "Healthy";
+  const first = serious[0] ?? { mood: found.length && !view.now.nodes.length ? "idle" : "good", text: view.now.nodes.length ? `${healthy}: ${allWell(view)}` : found[0].text };
   const words = first.mood === "busy" ? `Serving, under strain: ${first.text}` : first.text;
   byId("health").dataset.mood = first.mood;
   setText(byId("health-title"), `${words}.`);
   // Screen readers hear of a change of health, not of each figure in the sentence.
   setText(byId("health-status"), first.mood === "good" ? "Healthy." : `${words}.`);
   const rest = found.filter((item) => item !== first && item.text !== first.text).map((item) => `${item.text}.`);
+  if (recent.length) rest.unshift(`Incidents ended in the last ${seconds(RECENT_SECONDS)}: ${recent.map(inWords).join("; ")}.`);
   const list = byId("notices");
   if ([...list.children].map((item) => item.textContent).join("\n") !== rest.join("\n")) {
     list.replaceChildren(...rest.map((text) => html("li", {}, text)));

@@ -30,10 +30,11 @@ export class Links {
       }
     }
     for (const name of names) {
+      const path = now.paths.find((item) => nameOf(item) === name);
       const points = figures.history.paths[name] ?? Array(figures.num_steps).fill(null);
       this.plotOf(name).update(figures, [
-        { name: "goodput", values: points.map((point) => point?.[0] ?? null), color: 0, fill: true },
-        { name: "capacity", values: points.map((point) => point?.[1] || null), color: 1, dashed: true },
+        { name: "goodput now", values: points.map((point) => point?.[0] ?? null), color: 0, fill: true, latest: bitRate(path.bytes_per_second) },
+        { name: "capacity", values: points.map((point) => point?.[1] || null), color: 1, dashed: true, latest: written(path) },
       ], marksOf(figures));
     }
   }
@@ -48,6 +49,8 @@ export class Links {
   }
 }
 
+const written = (item) => (item.capacity_bytes_per_second ? bitRate(item.capacity_bytes_per_second) : "unknown");
+
 function fillPaths(now) {
   fillTable(byId("paths-table"), now.paths, {
     key: nameOf,
@@ -60,7 +63,7 @@ function fillPaths(now) {
         { text: nameOf(item), nowrap: true },
         { text: word, mood, metric: metric("prfaas_manager_path_up", labels), value: item.is_down ? 0 : 1 },
         { text: bitRate(item.bytes_per_second), numeric: true, metric: metric("prfaas_manager_path_bytes_per_second", labels), value: item.bytes_per_second },
-        { text: item.capacity_bytes_per_second ? bitRate(item.capacity_bytes_per_second) : "unknown", numeric: true,
+        { text: written(item), numeric: true,
           metric: metric("prfaas_manager_path_capacity_bytes_per_second", labels), value: item.measured_bytes_per_second },
         { text: share === null ? "" : percent(share), numeric: true },
         { text: tokens(item.threshold_tokens), numeric: true },

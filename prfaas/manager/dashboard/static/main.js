@@ -3,6 +3,7 @@
 import { showPool, showPrefixes, showSessions } from "./cache.js";
 import { Controls } from "./controls.js";
 import { byId, setText } from "./dom.js";
+import { present } from "./format.js";
 import { showHealth } from "./health.js";
 import { Links } from "./links.js";
 import { follow, followFigures } from "./live.js";
@@ -12,13 +13,13 @@ import { Requests } from "./requests.js";
 import { showRoutes } from "./routes.js";
 import { showSummary } from "./summary.js";
 import { Threshold } from "./threshold.js";
-import { showTimeline } from "./timeline.js";
+import { Timeline } from "./timeline.js";
 import { Traffic } from "./traffic.js";
 import { FirstTokens, showPhases } from "./ttft.js";
 
 const controls = new Controls(() => askFigures());
-const drawn = [new ClusterMap(), new Threshold(), new Traffic(), new FirstTokens(), new Links(), new Requests()];
-const shown = [showHealth, showSummary, showPhases, showRoutes, showPool, showPrefixes, showSessions, showTimeline];
+const drawn = [new ClusterMap(), new Threshold(), new Traffic(), new FirstTokens(), new Links(), new Requests(), new Timeline()];
+const shown = [showHealth, showSummary, showPhases, showRoutes, showPool, showPrefixes, showSessions];
 let now = null;
 let figures = null;
 
@@ -29,6 +30,8 @@ function show() {
   for (const panel of drawn) panel.update(view);
   for (const panel of shown) panel(view);
   setText(byId("manager-name"), now.manager.name);
+  setText(byId("clock"), `Now ${present(now.at)}`);
+  byId("clock").dateTime = new Date(now.at * 1000).toISOString();
   document.title = `${now.manager.name} · prfaas`;
   document.documentElement.dataset.at = now.at;
 }

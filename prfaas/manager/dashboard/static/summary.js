@@ -4,7 +4,7 @@ import { byId, html, metric, setText, svg } from "./dom.js";
 import { bitRate, clock, count, isNoLimit, money, percent, rate, seconds, tokens, when } from "./format.js";
 import { coveredSeconds } from "./health.js";
 import { FULL_RATIO, nameOf } from "./map.js";
-import { incidents, movement } from "./timeline.js";
+import { incidents, isRise, movementInWords, movements } from "./timeline.js";
 import { DISTANCE_PHASES } from "./ttft.js";
 
 const LATELY_SECONDS = 60;
@@ -87,12 +87,21 @@ function distance({ figures }) {
 function threshold({ now, figures }) {
   const raised = now.paths.find((path) => path.multiplier > 1 && !path.is_down);
   const value = (raised ?? now.manager).threshold_tokens;
-  const moves = incidents(figures.changes).filter(({ thresholds }) => thresholds);
-  const last = raised ? moves.find(({ subject }) => subject === nameOf(raised)) : moves[0];
-  const tile = { title: "Threshold t", figure: tokens(value), unit: isNoLimit(value) ? "" : "tokens; longer: remote" };
-  if (last) tile.note = `${last.kind === "plan" ? "t" : `t of ${last.subject}`} ${movement(last, ` ${last.at > last.since ? "since" : "at"} ${when(last.since)}`)}`;
-  else tile.note = raised ? `${nameOf(raised)}: ${raised.reason}` : reasonOf(now);
+  const moves = incidents(figures.changes).filter(({ steps }) => steps.some(({ thresholds: move }) => move && move[0] !== move[1])).sort((a, b) => b.until - a.until);
+  const last = raised ? moves.find(({ subject }) => subject === nameOf(raised)) : moves.find(({ until }) => until < Infinity);
+  const unknown = raised ? `${nameOf(raised)}: ${raised.reason}` : reasonOf(now);
+  const tile = { title: "Threshold t", figure: tokens(value), unit: isNoLimit(value) ? "" : "tokens; longer: remote", note: last ? story(last, value) : unknown };
   return raised ? { ...tile, mood: "busy" } : { ...tile, metric: metric("prfaas_manager_threshold_tokens"), value };
+}
+
+// The last rise and, if t has fallen since, how far.
+function story(incident, value) {
+  const all = movements(incident);
+  const last = all.at(-1);
+  const rise = all.findLast(isRise);
+  const told = [...new Set([rise ?? last, last])].map((move) => `${isRise(move) ? "rose" : "fell"} at ${when(move.at)}, ${movementInWords(move)}`);
+  const replanned = last.values.at(-1) === value ? "" : `. A new plan made it ${tokens(value)}`;
+  return `${incident.kind === "plan" ? "Planned t" : `t of ${incident.subject}`} ${told.join(". It ")}${replanned}`;
 }
 
 function reasonOf({ plan, manager }) {
@@ -107,9 +116,8 @@ function tightestLink({ now, figures }) {
   const known = now.paths.map((path) => {
     const points = figures.history.paths[nameOf(path)] ?? [];
     const goodput = mean(points.map((point) => point?.[0] ?? null)) ?? path.bytes_per_second;
-    // A link forgets its capacity when it is idle: the last known one counts.
-    const capacity = Math.max(goodput, path.capacity_bytes_per_second || points.findLast((point) => point?.[1])?.[1] || 0);
-    return { path, goodput, capacity, share: capacity ? goodput / capacity : 0 };
+    const capacity = path.capacity_bytes_per_second;
+    return { path, goodput, capacity, share: Math.min(1, goodput / capacity) };
   }).filter((item) => item.capacity);
   const title = "Fullest link";
   const [first] = known.sort((a, b) => b.share - a.share);
@@ -128,8 +136,10 @@ function egress({ now }) {
   const sum = (name) => money(now.egress.reduce((total, item) => total + item[name], 0));
   const { since } = now.egress[0];
   const began = since - now.manager.started_at < STARTED_SECONDS ? "when this manager started" : "midnight UTC";
-  const note = `counted since ${when(since)}, ${began}; ${sum("per_hour")} per hour now. In the currency of your egress_price setting.`;
-  return { title, figure: sum("today"), note };
+  const { currency } = now.manager;
+  const unnamed = currency ? "" : ". The currency is that of egress_price; name it by currency in the deployment file";
+  const note = `since ${when(since)}, ${began}; at the mean rate of the last minute ${sum("per_hour")}${currency && ` ${currency}`} per hour${unnamed}`;
+  return { title, figure: sum("today"), unit: currency, note };
 }
 
 function cacheHits({ figures }) {

@@ -15,7 +15,7 @@ export class Threshold {
 
   update({ now, figures }) {
     const { threshold_tokens: base, paths } = figures.history;
-    const series = [{ name: "t", values: base.map(shown), color: 0, latest: tokens(now.manager.threshold_tokens) }];
+    const series = [{ name: now.plan ? "planned t" : "t", values: base.map(shown), color: 0, latest: tokens(now.manager.threshold_tokens) }];
     Object.entries(paths).forEach(([name, points], position) => {
       const ofPath = points.map((point) => point?.[2] ?? null);
       const values = ofPath.map(shown);
