@@ -1,5 +1,7 @@
 """Manager process: creates the parts of a manager, starts them in order, and stops them."""
 
+from __future__ import annotations
+
 import asyncio
 import json
 import secrets

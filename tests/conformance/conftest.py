@@ -1,5 +1,7 @@
 """Conformance tests of the connector, which need vLLM. Engines of several tests share two nodes."""
 
+from __future__ import annotations
+
 import importlib.util
 import itertools
 from collections.abc import Iterator

@@ -1,5 +1,7 @@
 """Setting `tls` of a component from an issued certificate."""
 
+from __future__ import annotations
+
 from typing import TYPE_CHECKING
 
 from prfaas.transport.net.tls import TlsConfig

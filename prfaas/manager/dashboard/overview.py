@@ -1,5 +1,7 @@
 """Present state of a deployment for the dashboard, as one JSON document."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass

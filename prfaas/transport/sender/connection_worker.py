@@ -1,5 +1,7 @@
 """Workers of a link, one per connection: one thread writes frames, a second one reads the peer's answers."""
 
+from __future__ import annotations
+
 import contextlib
 import threading
 import time
