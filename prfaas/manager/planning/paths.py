@@ -97,7 +97,8 @@ class Paths:
         now = self._clock()
         for pair, figures in self._refresh().items():
             path = self._watched[pair]
-            path.use_ratios.append(_use_ratio(path.known))
+            used = sum(link.bytes_per_second for link in path.known)
+            path.use_ratios.append(used / _capacity(path.known) if path.known else 0.0)
             path.retransmit_ratio = max(path.retransmit_ratio, *(link.retransmit_ratio for link in figures))
             seconds = now - path.evaluated_at
             if seconds >= STEP_SECONDS:
@@ -116,7 +117,9 @@ class Paths:
             path.bytes_per_second = sum(link.bytes_per_second for link in figures)
             path.queued_bytes = sum(link.queued_bytes for link in figures)
             path.known = [link for link in figures if link.capacity_bytes_per_second]
-            path.capacity_bytes_per_second = sum(map(_carries, figures)) if path.known else 0.0
+            # A link of unknown capacity carries at least its present rate.
+            carried = sum(link.capacity_bytes_per_second or link.bytes_per_second for link in figures)
+            path.capacity_bytes_per_second = carried if path.known else 0.0
             path.num_links = len(figures)
             if path.known:
                 path.plan_with_known(now=self._clock())
@@ -143,17 +146,13 @@ class Paths:
         path.pressures = pressures(sample, LIMITS)
         path.use_ratios, path.retransmit_ratio = [], 0.0
         if path.congestion.multiplier != before.multiplier:
-            self._log_multiplier(pair, path.congestion)
-
-    @staticmethod
-    def _log_multiplier(pair: Pair, congestion: Congestion) -> None:
-        _log.info(
-            "threshold.multiplier_changed",
-            source=pair[0],
-            destination=pair[1],
-            multiplier=round(congestion.multiplier, 2),
-            cause=congestion.cause,
-        )
+            _log.info(
+                "threshold.multiplier_changed",
+                source=pair[0],
+                destination=pair[1],
+                multiplier=round(path.congestion.multiplier, 2),
+                cause=path.congestion.cause,
+            )
 
     def views(self) -> list[PathMonitor]:
         """Return the present state of every path, by source and destination."""
@@ -212,17 +211,8 @@ class Paths:
                 yield state
 
 
-def _carries(link: LinkFigures) -> float:
-    """Return the most that a link carries, or its present rate while that is unknown."""
-    return link.capacity_bytes_per_second or link.bytes_per_second
-
-
 def _capacity(links: Iterable[LinkFigures]) -> float:
     return sum(link.capacity_bytes_per_second for link in links)
-
-
-def _use_ratio(known: Sequence[LinkFigures]) -> float:
-    return sum(link.bytes_per_second for link in known) / _capacity(known) if known else 0.0
 
 
 def _is_used(link: LinkFigures) -> bool:

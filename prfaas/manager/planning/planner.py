@@ -248,11 +248,13 @@ class Planner:
             _compared_splits((deployment, plan), (_free(deployment), best_now)),
         )
         verdict = await confirm(replay)
-        self._solved_at = self._clock()  # Role changes step between two plans, however long a replay takes.
+        # A plan's age counts from the end of its replay: role changes step between two plans.
+        self._solved_at = self._clock()
         before = self._world.plan
         threshold = _threshold(plan, has_prfaas=bool(deployment.prfaas))
-        if before is not None and not has_new_prices and _are_close(threshold, before.threshold_tokens):
-            threshold = before.threshold_tokens
+        if before is not None and not has_new_prices:
+            kept = before.threshold_tokens
+            threshold = kept if abs(threshold - kept) <= DEAD_BAND_RATIO * kept else threshold
         self._world.plan = ThresholdPlan(
             version=(before.version if before else 0) + 1,
             made_at=self._wall_clock(),
@@ -413,10 +415,6 @@ def _threshold(plan: Plan, *, has_prfaas: bool) -> int:
     if plan.threshold_tokens is not None:
         return plan.threshold_tokens
     return 0 if has_prfaas and plan.offload_ratio > 0 else OFFLOAD_NOTHING
-
-
-def _are_close(threshold: int, before: int) -> bool:
-    return abs(threshold - before) <= DEAD_BAND_RATIO * before
 
 
 def _splits(plan: Plan) -> dict[str, tuple[float, float]]:

@@ -11,6 +11,8 @@ from prfaas.model.cost.lengths import Cumulative
 from prfaas.model.cost.workload import Workload
 from prfaas.model.deployment import Deployment
 
+_ROUNDING = 1e-14  # A smaller difference is rounding noise.
+
 
 @dataclass(frozen=True)
 class Loads:
@@ -103,8 +105,8 @@ class LoadModel:
         remote_totals, kv_total = self._totals
         below = self._mass(threshold)
         bytes_below = kv(threshold)
-        above = _positive(1.0 - below)
-        offloads = above > 0.0
+        offloads = 1.0 - below > _ROUNDING
+        above = 1.0 - below if offloads else 0.0
         return Loads(
             threshold,
             offload_ratio=above,
@@ -117,8 +119,3 @@ class LoadModel:
             local_seconds=tuple(part(threshold) for part in local),
             local_bytes=bytes_below,
         )
-
-
-def _positive(value: float) -> float:
-    """Return `value`, or 0 if it is the rounding noise of a difference."""
-    return value if value > 1e-14 else 0.0

@@ -193,9 +193,6 @@ def test_killed_sending_agent_fails_the_receiver(processes: Agents) -> None:
     wait_until(lambda: sender.scheduler.poll(0.01) == [] and not sender.scheduler.connected)
 
 
-# More than kernel and relay buffer while the link is held.
-
-
 def test_transfer_beyond_the_receivers_memory_is_refused(agents: Agents) -> None:
     east, west = agents.start("east"), agents.start("west", **{"pool-bytes": "300KiB"})
     sender, receiver = agents.engine(east, "e"), agents.engine(west, "w")
