@@ -8,6 +8,8 @@ The policies apply in this order:
 3. The PD cluster's policy prefills the rest (`pd_prefill.py`): the decode instance, a PD-P instance, or PPD's table decides.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal

@@ -1,5 +1,7 @@
 """Speculative decoding with drafts of several kinds, on the decode engine or on both."""
 
+from __future__ import annotations
+
 import json
 import random
 import urllib.request

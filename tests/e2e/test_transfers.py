@@ -4,6 +4,8 @@ Prompts are whole chunks and one token. One engine alone then splits them as the
 kernel rounds differently in prefill and decode. Families in float32 are compared at odd lengths as well.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 

@@ -4,6 +4,8 @@ All calls of the connector are vLLM's code, except those at the end of layers. B
 in the fake engine of the integration tests.
 """
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
 from collections import Counter

@@ -1,5 +1,7 @@
 """Every field of vLLM's cache specs and options is judged, and values under which blocks would be wrong are refused."""
 
+from __future__ import annotations
+
 import dataclasses
 import json
 from collections.abc import Mapping
