@@ -296,11 +296,20 @@ class Agent:
             self._add_layout(sibling)
             arena.pinned |= attach.pins_arena
         arena = arenas[0]
+        self._prefer_node(arena, attach.node)
         if self._config.populate_pool:
             self._populated.put_nowait(arena)
         if self._reporter is not None and not layout.is_opaque:
             self._reporter.reporter.name_model(layout.model)
         return Attached(self._name, arena.num_slots, arena.stride_bytes, arena.header_bytes, self._epoch), arenas
+
+    def _prefer_node(self, arena: Arena, node: int | None) -> None:
+        """Take the arena's memory from a NUMA node before anything else touches it."""
+        try:
+            if node is not None:
+                arena.prefer_node(node)
+        except OSError as error:
+            _log.warning("arena.node_not_preferred", node=node, error=error.strerror)
 
     def _add_layout(self, layout: Layout) -> None:
         self._layouts.add_native(layout)

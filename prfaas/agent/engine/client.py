@@ -142,6 +142,7 @@ class AgentClient:
         pins_arena: bool = False,
         replica: int = 0,
         num_replicas: int = 1,
+        node: int | None = None,
     ) -> None:
         """Connect and attach. A worker passes its layout and gets arena and ring. The other parameters are as in `Attach`.
 
@@ -152,7 +153,7 @@ class AgentClient:
         self.path = path
         described = layout.to_dict() if layout else None
         self._attach = Attach(
-            PROTOCOL_VERSION, instance, role, rank, described, pins_arena, replica=replica, num_replicas=num_replicas
+            PROTOCOL_VERSION, instance, role, rank, described, pins_arena, replica, num_replicas, node
         )
         self._num_arenas = len(siblings(layout)) if layout else 0
         self._attempt: _AttachAttempt | None = None

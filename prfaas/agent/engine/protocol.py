@@ -66,7 +66,7 @@ class Attach(Message):
 
     `layout` is `Layout.to_dict()` from a worker, None from a scheduler. `pins_arena`: a device will access the arena by
     physical address, so its pages must not move. Tensor-parallel ranks with equal KV attach as replicas of one rank of the
-    layout. All of them read its arena; replica 0 alone writes.
+    layout. All of them read its arena; replica 0 alone writes. `node` is the NUMA node of the worker's device.
     """
 
     version: int
@@ -77,6 +77,7 @@ class Attach(Message):
     pins_arena: bool = False
     replica: int = 0
     num_replicas: int = 1
+    node: int | None = None
 
 
 @dataclass(frozen=True)

@@ -74,6 +74,7 @@ from prfaas.connector.vllm.kv_layout import (
     without_drafts,
 )
 from prfaas.connector.vllm.request import computed_chain, engine_request
+from prfaas.connector.worker.numa import node_of
 from prfaas.connector.worker.worker import WorkerSide
 from prfaas.transfer_report import SENT_KEY
 from prfaas.types import Shard
@@ -321,6 +322,7 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
             pins_arena=device.type == "cuda",
             replica=replica,
             num_replicas=copies,
+            node=node_of(device),
         )
         is_layerwise = self._settings.layerwise != "off"
         self._worker = WorkerSide(

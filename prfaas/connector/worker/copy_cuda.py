@@ -54,16 +54,10 @@ class CudaDevice:
         indices = torch.tensor(block_ids).to(self._device, non_blocking=True)
         return pages.index_select(0, indices)
 
-    def node(self) -> int | None:
-        """Return the GPU's NUMA node if it is known."""
-        properties = torch.cuda.get_device_properties(self._device)
-        place = f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
-        return numa.numa_node(place)
-
     def open_stream(self) -> Stream:
         """Prepare the calling thread for copies, and return its stream."""
         torch.cuda.set_device(self._device)
-        if (node := self.node()) is not None:
+        if (node := numa.node_of(self._device)) is not None:
             numa.bind_thread(node)
         return torch.cuda.Stream(self._device, priority=0)  # The lowest priority.
 
@@ -241,8 +235,4 @@ def copier_for(client: AgentClient, *, device: torch.device, copy_batch: CopyBat
     if device.type != "cuda":
         return HostCopier(slots)
     assert copy_batch is not None
-    gpu = CudaDevice(device, copy_batch)
-    node = gpu.node()
-    if node is not None and not numa.prefer_node(slots[0], node):
-        _log.warning("arena.node_not_preferred", node=node)
-    return CudaCopier(slots, gpu)
+    return CudaCopier(slots, CudaDevice(device, copy_batch))

@@ -1,16 +1,19 @@
-"""NUMA node of a GPU: its CPUs, and memory near it."""
+"""NUMA node of a GPU, and its CPUs."""
 
-import ctypes
 import os
-import platform
 from pathlib import Path
 
 import torch
 
 _SYSFS = Path("/sys")
-_MBIND = {"x86_64": 237, "aarch64": 235}  # System call that libc has no function for.
-_PREFER = 1  # MPOL_PREFERRED
-_WORD_BITS, _NUM_WORDS = 8 * ctypes.sizeof(ctypes.c_ulong), 16
+
+
+def node_of(device: torch.device) -> int | None:
+    """Return the NUMA node of a device, or None if it is no GPU or the node is not known."""
+    if device.type != "cuda":
+        return None
+    properties = torch.cuda.get_device_properties(device)
+    return numa_node(f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0")
 
 
 def numa_node(pci_address: str, sysfs: Path = _SYSFS) -> int | None:
@@ -30,18 +33,6 @@ def node_cpus(node: int, sysfs: Path = _SYSFS) -> set[int]:
         return set()
     ends = [item.split("-") for item in ranges if item]
     return {cpu for end in ends for cpu in range(int(end[0]), int(end[-1]) + 1)}
-
-
-def prefer_node(slots: torch.Tensor, node: int) -> bool:
-    """Prefer a node for the slots' pages that nothing has touched yet; return whether that succeeded."""
-    number = _MBIND.get(platform.machine())
-    if number is None or node >= _NUM_WORDS * _WORD_BITS:
-        return False
-    words = (ctypes.c_ulong * _NUM_WORDS)()
-    words[node // _WORD_BITS] = 1 << node % _WORD_BITS
-    address, size = ctypes.c_void_p(slots.data_ptr()), ctypes.c_ulong(slots.nbytes)
-    num_bits = ctypes.c_ulong(_NUM_WORDS * _WORD_BITS + 1)
-    return not ctypes.CDLL(None).syscall(number, address, size, _PREFER, words, num_bits, 0)
 
 
 def bind_thread(node: int) -> None:

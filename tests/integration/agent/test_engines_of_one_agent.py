@@ -64,6 +64,15 @@ def test_reader_that_gives_up_leaves_the_writer_its_slots(agents: Agents, node: 
     wait_until(lambda: _count(node, "sending") == 0 == node.pool()["transfer"])
 
 
+def test_an_engine_attaches_though_no_memory_lies_near_its_device(
+    node: RunningAgent, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = AgentClient(str(node.socket), instance="e", role="worker", layout=layout(), node=1000)
+    assert client.connected
+    client.close()
+    assert "arena.node_not_preferred node=1000 error=" in caplog.text
+
+
 def test_release_does_not_end_an_outbound_transfer(agents: Agents, node: RunningAgent) -> None:
     transfer_id, prefill, _, opened = _begin(agents, node)
     prefill.scheduler.post(Release(transfer_id))

@@ -1,14 +1,18 @@
 """The arena is sealed, sparse, and says by generations which slots were given to other blocks."""
 
+import errno
 import fcntl
 import mmap
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from prfaas.cachepool.arena import PAGE_BYTES, Arena
 from tests.support.pool_layouts import hybrid
+
+_POLICIES = Path("/proc/self/numa_maps")
 
 
 @pytest.fixture
@@ -67,6 +71,25 @@ def test_returned_slots_lose_their_memory_and_neighbours_keep_it(arena: Arena) -
         assert bytes(arena.slot_view(slot)) == bytes([slot + 1]) * arena.stride_bytes
     arena.slot_view(3)[:5] = b"again"
     assert bytes(arena.slot_view(3)[:5]) == b"again"
+
+
+@pytest.mark.skipif(not _POLICIES.exists(), reason="needs a kernel with NUMA")
+def test_every_mapping_prefers_the_node(arena: Arena) -> None:
+    with mmap.mmap(arena.fd, os.fstat(arena.fd).st_size) as mapping:
+        try:
+            arena.prefer_node(0)
+        except PermissionError:
+            pytest.skip("the system allows no policy, as in a container")
+        mapping[0] = 1
+        found = [line for line in _POLICIES.read_text().splitlines() if "prfaas-arena" in line]
+        assert len(found) >= 2 and all(" prefer:0 " in line for line in found)
+
+
+@pytest.mark.parametrize("node", [-1, 1000, 1 << 40])
+def test_a_node_that_does_not_exist_is_refused_with_the_cause(arena: Arena, node: int) -> None:
+    with pytest.raises(OSError) as failure:
+        arena.prefer_node(node)
+    assert failure.value.errno in (errno.EINVAL, errno.EPERM, errno.ENOSYS) and failure.value.strerror
 
 
 def test_a_pinned_arena_never_returns_memory(arena: Arena) -> None:
