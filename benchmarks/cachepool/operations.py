@@ -49,7 +49,7 @@ def _round(pool: Pool, arena: Arena) -> list[float]:
     hashes = [BlockHash(os.urandom(16)) for _ in range(NUM_BLOCKS)]
     lease = pool.open_lease()
     marks = [time.process_time()]
-    run = pool.allocate(arena, NUM_BLOCKS, lease)
+    run = pool.allocate(arena, 0, NUM_BLOCKS, lease)
     marks.append(time.process_time())
     assert run is not None
     pool.publish_run(arena, run, group=ATTENTION, hashes=hashes, parent=BlockHash(bytes(16)), num_tokens=BLOCK_TOKENS)

@@ -140,7 +140,7 @@ class _Node:
 
     def _store(self, hashes: list[BlockHash], num_held: int, lease: LeaseId) -> None:
         lengths = range(BLOCK_TOKENS, BLOCK_TOKENS * len(hashes) + 1, BLOCK_TOKENS)
-        run = self._pool.allocate(self._arena, len(hashes) - num_held, lease)
+        run = self._pool.allocate(self._arena, 0, len(hashes) - num_held, lease)
         assert run is not None
         if run:
             self._pool.publish_run(
@@ -152,7 +152,7 @@ class _Node:
                 num_tokens=lengths[num_held],
             )
         if self._states and self._pool.find(self._arena, ATTENTION, hashes[-1]) is not None:
-            slots = self._pool.allocate(self._arena, 1, lease)
+            slots = self._pool.allocate(self._arena, 0, 1, lease)
             assert slots is not None
             self._pool.publish(
                 self._arena, slots[0], BlockIdentity(STATE, hashes[-1], hashes[-1], lengths[-1], hashes[-1])

@@ -76,7 +76,7 @@ def _tier_rates(directory: Path) -> dict[str, float]:
             function(*arguments)
 
     lease = memory.open_lease()
-    slots = memory.allocate(arena, NUM_BLOCKS, lease)
+    slots = memory.allocate(arena, 0, NUM_BLOCKS, lease)
     hashes = [BlockHash(os.urandom(16)) for _ in range(NUM_BLOCKS)]
     assert slots is not None
     for slot in slots:
@@ -85,7 +85,7 @@ def _tier_rates(directory: Path) -> dict[str, float]:
     for change in changes:
         ssd.offer(change)
     rates = {"write": _rate(ssd.pump, finish)}
-    target = memory.allocate(arena, NUM_BLOCKS, lease)
+    target = memory.allocate(arena, 0, NUM_BLOCKS, lease)
     assert target is not None
     for slot in target:  # Touch all pages, as in a pool that has been in use.
         arena.slot_view(slot)[::PAGE_BYTES] = bytes(SLOT_BYTES // PAGE_BYTES)

@@ -7,23 +7,49 @@ import mmap
 import os
 import platform
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Protocol
 
 from prfaas.kv.layout import Layout
 
 PAGE_BYTES = mmap.PAGESIZE
-_GENERATION_BYTES = 8
 MAX_NODES = 1024  # The most that Linux supports.
+MAX_SLOTS_PER_ROW = 128  # Bounds the bookkeeping that a layout may cost.
+_GENERATION_BYTES = 8
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _PUNCH_HOLE = 0x02 | 0x01  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
-_libc = ctypes.CDLL(None, use_errno=True)
 _MBIND = {"x86_64": 237, "aarch64": 235}  # System call that libc has no function for.
 _PREFER = 1  # MPOL_PREFERRED
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
-def stride_of(layout: Layout) -> int:
-    """Return the distance between two slots: whole pages, for direct I/O."""
-    return whole_pages(layout.slot_bytes)
+@dataclass(frozen=True)
+class SlotShape:
+    """Size of a layout's slots, and the number of adjacent slots that a block of each group takes.
+
+    A block takes one slot, or a *row* of slots if other blocks are pieces: a slot then takes a piece. The first slot of a
+    row, a multiple of its length, names the block.
+    """
+
+    stride_bytes: int  # Whole pages, for direct I/O.
+    slots_per_block: tuple[int, ...]
+
+    @property
+    def slots_per_row(self) -> int:
+        return max(self.slots_per_block)
+
+    @property
+    def row_bytes(self) -> int:
+        return self.slots_per_row * self.stride_bytes
+
+
+def shape_of(layout: Layout) -> SlotShape:
+    """Return the slots that hold the widest piece, in rows for the widest block; without pieces a row is one slot."""
+    widest = max(group.block_bytes for group in layout.groups)
+    piece = max((group.block_bytes for group in layout.groups if group.has_pieces), default=widest)
+    stride = whole_pages(max(piece, -(-widest // MAX_SLOTS_PER_ROW)))
+    slots_per_row = -(-widest // stride)
+    return SlotShape(stride, tuple(1 if group.has_pieces else slots_per_row for group in layout.groups))
 
 
 def whole_pages(num_bytes: int) -> int:
@@ -36,8 +62,8 @@ class SlotMemory(Protocol):
 
     layout: Layout
     pinned: bool
-    num_slots: int
-    stride_bytes: int
+    num_slots: int  # A multiple of a row.
+    shape: SlotShape
 
     def bump(self, slots: Iterable[int]) -> None: ...
 
@@ -56,7 +82,8 @@ class Arena:
         self.layout = layout
         self.pinned = False
         self.num_slots = num_slots
-        self.stride_bytes = stride_of(layout)
+        self.shape = shape_of(layout)
+        self.stride_bytes = self.shape.stride_bytes
         self.header_bytes = whole_pages(num_slots * _GENERATION_BYTES)
         size = self.header_bytes + num_slots * self.stride_bytes
         self.fd = os.memfd_create("prfaas-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -67,10 +94,10 @@ class Arena:
         self._last_generation = 0
         self._generations = self._view[: num_slots * _GENERATION_BYTES].cast("Q")
 
-    def slot_view(self, slot: int) -> memoryview:
-        """Return the bytes of a slot, padding included; valid until `close`."""
+    def slot_view(self, slot: int, group: int = 0) -> memoryview:
+        """Return the bytes of the slots of a group's block, padding included; valid until `close`."""
         start = self.header_bytes + slot * self.stride_bytes
-        return self._view[start : start + self.stride_bytes]
+        return self._view[start : start + self.shape.slots_per_block[group] * self.stride_bytes]
 
     @property
     def memory(self) -> memoryview:
@@ -97,6 +124,22 @@ class Arena:
         for first, end in slot_ranges(slots):
             punch_hole(self.fd, self.header_bytes + first * self.stride_bytes, (end - first) * self.stride_bytes)
 
+    def prefer_node(self, node: int) -> None:
+        """Prefer a NUMA node for all pages that nothing has touched yet, whoever touches them first.
+
+        Raises:
+            OSError: the system refuses.
+        """
+        if not 0 <= node < MAX_NODES:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        nodes = (ctypes.c_uint64 * (MAX_NODES // 64))()
+        nodes[node // 64] = 1 << node % 64
+        start = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        address, size, num_bits = ctypes.c_void_p(start), ctypes.c_ulong(len(self._map)), ctypes.c_ulong(MAX_NODES + 1)
+        if _libc.syscall(_MBIND.get(platform.machine(), -1), address, size, _PREFER, nodes, num_bits, 0):
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code))
+
     def populate_later(self, slots: range) -> Callable[[], None]:
         """Return a call, for any thread, that backs adjacent slots with memory, which then counts as this process's.
 
@@ -122,22 +165,6 @@ class Arena:
             self._map.close()
         except BufferError:
             pass  # A thread still holds a slot's view. The mapping ends with that view.
-
-    def prefer_node(self, node: int) -> None:
-        """Prefer a NUMA node for all pages that nothing has touched yet, whoever touches them first.
-
-        Raises:
-            OSError: the system refuses.
-        """
-        if not 0 <= node < MAX_NODES:
-            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-        nodes = (ctypes.c_uint64 * (MAX_NODES // 64))()
-        nodes[node // 64] = 1 << node % 64
-        start = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
-        address, size, num_bits = ctypes.c_void_p(start), ctypes.c_ulong(len(self._map)), ctypes.c_ulong(MAX_NODES + 1)
-        if _libc.syscall(_MBIND.get(platform.machine(), -1), address, size, _PREFER, nodes, num_bits, 0):
-            code = ctypes.get_errno()
-            raise OSError(code, os.strerror(code))
 
 
 def slot_ranges(slots: Iterable[int]) -> Iterator[tuple[int, int]]:

@@ -10,13 +10,13 @@ import mmap
 import os
 import struct
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgpack
 import xxhash
 
-from prfaas.cachepool.arena import punch_hole, slot_ranges, stride_of, whole_pages
+from prfaas.cachepool.arena import PAGE_BYTES, punch_hole, shape_of, slot_ranges, whole_pages
 from prfaas.cachepool.block_run import BlockIdentity
 from prfaas.errors import LayoutError
 from prfaas.kv.layout import Layout
@@ -41,7 +41,8 @@ class FileArena:
         self.layout = layout
         self.pinned = False
         self.num_slots = num_slots
-        self.stride_bytes = stride_of(layout)
+        self.shape = shape_of(layout)
+        self.stride_bytes = self.shape.stride_bytes
         self._failed: set[int] = set()
         path = directory / layout.fingerprint.hex()
         _write_whole(path.with_suffix(".layout"), msgpack.packb(layout.to_dict()))
@@ -108,16 +109,26 @@ class FileArena:
         return slot not in self._failed
 
     def blocks(self) -> dict[int, BlockIdentity]:
-        """Return the slots with a valid record, and their blocks; of equal blocks only the first."""
-        found: dict[tuple[int, BlockHash], int] = {}
+        """Return the slots with a valid record, and their blocks; of equal or overlapping blocks only the first."""
+        found: set[tuple[int, BlockHash]] = set()
         blocks: dict[int, BlockIdentity] = {}
-        empty = bytes(RECORD_BYTES)
-        for slot in range(self.num_slots):
-            where = slot * RECORD_BYTES
-            record = None if self._records[where : where + RECORD_BYTES] == empty else self._record(slot)
-            if record is not None and found.setdefault((record[0].group, record[0].block_hash), slot) == slot:
+        end = 0  # Of the last block's slots.
+        for slot in self._slots_with_records():
+            record = None if slot < end else self._record(slot)
+            if record is not None and (record[0].group, record[0].block_hash) not in found:
                 blocks[slot] = record[0]
+                found.add((record[0].group, record[0].block_hash))
+                end = slot + self.shape.slots_per_block[record[0].group]
         return blocks
+
+    def _slots_with_records(self) -> Iterator[int]:
+        """Yield the slots whose records are not empty."""
+        page, record = bytes(PAGE_BYTES), bytes(RECORD_BYTES)
+        for start in range(0, self.num_slots * RECORD_BYTES, PAGE_BYTES):
+            records = self._records[start : start + PAGE_BYTES]
+            for where in range(0, len(records), RECORD_BYTES) if records != page else ():
+                if records[where : where + RECORD_BYTES] != record:
+                    yield (start + where) // RECORD_BYTES
 
     def _record(self, slot: int) -> tuple[BlockIdentity, int, bytes] | None:
         """Return a slot's block, payload bytes and checksum, or None when the record is empty or torn."""
@@ -127,6 +138,8 @@ class FileArena:
             return None
         _, group, num_tokens, num_bytes, *hashes, checksum = fields
         if group >= len(self.layout.groups) or num_bytes != self.layout.groups[group].block_bytes:
+            return None
+        if slot % self.shape.slots_per_block[group]:
             return None
         block_hash, parent, before, root = map(BlockHash, hashes)
         identity = BlockIdentity(group, block_hash, parent, num_tokens, before, root)

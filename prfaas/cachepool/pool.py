@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from prfaas.cachepool.arena import Arena, SlotMemory, stride_of
+from prfaas.cachepool.arena import Arena, SlotMemory, shape_of
 from prfaas.cachepool.block_run import BlockIdentity, BlockRun
-from prfaas.cachepool.capacity import NO_LIMITS, Capacity, TenantAccount, TenantShares
+from prfaas.cachepool.capacity import ALL, NO_LIMITS, Capacity, TenantAccount, TenantShares
 from prfaas.cachepool.slots import Lease, LeaseId, SlotTable
 from prfaas.hashing import NO_HASH
 from prfaas.kv.layout import Layout
@@ -63,7 +63,8 @@ class SlotPool(Generic[Memory]):
         """Return the arena of a layout, made at first use. It may grow to the whole budget but touches nothing yet."""
         arena = self._arenas.get(layout.fingerprint)
         if arena is None:
-            arena = self._make_arena(layout, max(1, self.budget_bytes // stride_of(layout)))
+            shape = shape_of(layout)
+            arena = self._make_arena(layout, max(1, self.budget_bytes // shape.row_bytes) * shape.slots_per_row)
             self._arenas[layout.fingerprint] = arena
             slots = self._slots[layout.fingerprint] = SlotTable(next(self._arena_numbers), arena)
             self._by_number[slots.number] = slots
@@ -72,7 +73,7 @@ class SlotPool(Generic[Memory]):
     def drop(self, fingerprint: bytes) -> bool:
         """Close an arena if it is empty, and return whether it was."""
         slots = self._slots[fingerprint]
-        if slots.never_used > len(slots.free) + len(slots.given_back):
+        if slots.never_used > slots.num_free:
             return False
         del self._slots[fingerprint], self._arenas[fingerprint], self._by_number[slots.number]
         slots.arena.close()
@@ -114,8 +115,9 @@ class SlotPool(Generic[Memory]):
                 run.num_written -= end - start
                 self._settle(run)
             else:
+                num_slots = (end - start) * slots.num_slots_at(used[start])
                 slots.put_back(used[start:end])
-                self._transfer_bytes -= (end - start) * slots.arena.stride_bytes
+                self._transfer_bytes -= num_slots * slots.arena.shape.stride_bytes
 
     def quarantine(self, lease: LeaseId) -> None:
         """Count the lease's slots apart until `end_lease`: somebody may still write to them, but nobody reads them."""
@@ -123,14 +125,15 @@ class SlotPool(Generic[Memory]):
 
     # Transfer blocks
 
-    def allocate(self, arena: SlotMemory, num_slots: int, lease: LeaseId) -> list[int] | None:
+    def allocate(self, arena: SlotMemory, group: int, num_blocks: int, lease: LeaseId) -> list[int] | None:
         """Return slots for transfer blocks under `lease`, or None when the transfer budget does not hold that many."""
-        slots, num_bytes = self._slots_of(arena), num_slots * arena.stride_bytes
+        slots = self._slots_of(arena)
+        num_bytes = num_blocks * slots.block_bytes(group)
         if self._transfer_bytes + num_bytes > self._transfer_budget:
             return None
         assert lease in self._leases, "blocks are allocated under a lease that has not ended"
-        self._reclaim_pages(slots, num_slots)
-        taken = slots.take(num_slots)
+        self._reclaim_pages(slots, group, num_blocks)
+        taken = slots.take(group, num_blocks)
         if taken is not None:
             self._transfer_bytes += num_bytes
             self._leases[lease].written.append((slots, taken))
@@ -142,26 +145,27 @@ class SlotPool(Generic[Memory]):
         The arena gets at most `max_ratio` of the budget, so that the arenas of other ranks have room.
         """
         slots = self._slots_of(arena)
-        room = self.budget_bytes - sum(table.num_backed * table.arena.stride_bytes for table in self.tables)
-        room = min(room, int(self.budget_bytes * max_ratio) - slots.num_backed * arena.stride_bytes)
-        num_slots = max(1, num_bytes // arena.stride_bytes)
-        return slots.take_never_used(max(0, min(num_slots, room // arena.stride_bytes)))
+        room = self.budget_bytes - sum(table.backed_bytes for table in self.tables)
+        room = min(room, int(self.budget_bytes * max_ratio) - slots.backed_bytes)
+        return slots.take_never_used(max(0, min(max(num_bytes, arena.shape.row_bytes), room)))
 
-    def put_back(self, arena: SlotMemory, slots: Sequence[int]) -> None:
+    def put_back(self, arena: SlotMemory, taken: range) -> None:
         """Free the slots of `take_unbacked`."""
-        self._slots_of(arena).put_back(slots)
+        self._slots_of(arena).put_back_unused(taken)
 
-    def _reclaim_pages(self, slots: SlotTable, num_slots: int) -> None:
-        """Give back pages of other arenas' free slots if memory would otherwise exceed the budget."""
-        backed_bytes = sum(table.num_backed * table.arena.stride_bytes for table in self.tables)
-        excess = backed_bytes + slots.num_fresh(num_slots) * slots.arena.stride_bytes - self.budget_bytes
-        for table in self.tables:
-            if excess <= 0:
+    def _reclaim_pages(self, slots: SlotTable, group: int, num_blocks: int) -> None:
+        """Give back pages of other arenas' free rows if memory would otherwise exceed the budget.
+
+        If free slots are too scattered for a row, blocks leave until there is one.
+        """
+        while (fresh_bytes := slots.fresh_bytes(group, num_blocks)) > 0:
+            excess = sum(table.backed_bytes for table in self.tables) + fresh_bytes - self.budget_bytes
+            for table in self.tables:
+                if excess > 0 and table is not slots and table.free and not table.arena.pinned:
+                    excess -= table.give_back(excess)
+            if excess <= 0 or not slots.num_split_free or (run := self._capacity.victim(ALL)) is None:
                 return
-            if table is not slots and table.free and not table.arena.pinned:
-                num_returned = min(len(table.free), -(-excess // table.arena.stride_bytes))
-                table.give_back(num_returned)
-                excess -= num_returned * table.arena.stride_bytes
+            self._cut(run, 1)
 
     # Prefix blocks
 
@@ -192,7 +196,7 @@ class SlotPool(Generic[Memory]):
             assert run is not None, "only prefix blocks can be pinned"
             last, num_read = position + end - start, run.num_read
             run.begin_read(last, self._now if is_use else None)
-            self._capacity.probation.used_bytes -= (run.num_read - num_read) * slots.arena.stride_bytes
+            self._capacity.probation.used_bytes -= (run.num_read - num_read) * slots.block_bytes(run.group)
             read.append((run, last))
             self._keep(run)
 
@@ -230,19 +234,19 @@ class SlotPool(Generic[Memory]):
     def _publish(
         self, slots: SlotTable, taken: Sequence[int], hashes: Sequence[BlockHash], first: BlockIdentity
     ) -> bool:
-        layout, stride_bytes = slots.arena.layout, slots.arena.stride_bytes
+        layout, block_bytes = slots.arena.layout, slots.block_bytes(first.group)
         above = slots.chain_parent(first)
         account = self._capacity.account(layout.model, first.root)
         self._keep(slots.add_child(above))  # The parent must not leave to make room for its child.
-        has_room = self._make_room(account, len(taken) * stride_bytes)
+        has_room = self._make_room(account, len(taken) * block_bytes)
         parent_run = slots.drop_child(above)
         if not has_room:
             self._settle(parent_run)
             return False
         self._now += 1
         slots.store(taken, hashes, first, above, self._now)
-        self._transfer_bytes -= len(taken) * stride_bytes
-        self._capacity.add_blocks(account, hashes, stride_bytes)
+        self._transfer_bytes -= len(taken) * block_bytes
+        self._capacity.add_blocks(account, hashes, block_bytes)
         group, parent, block_tokens = first.group, first.parent, layout.groups[first.group].block_tokens
         shape = (parent, first.num_tokens, block_tokens, self._tier)
         self._on_change(BlocksStored(layout.fingerprint, group, tuple(hashes), *shape))
@@ -255,7 +259,7 @@ class SlotPool(Generic[Memory]):
         lease = self.open_lease()
         slots.reserve(blocks)
         self._leases[lease].written.append((slots, list(blocks)))
-        self._transfer_bytes += len(blocks) * arena.stride_bytes
+        self._transfer_bytes += sum(slots.block_bytes(block.group) for block in blocks.values())
         for slot, block in sorted(blocks.items(), key=lambda item: item[1].num_tokens):
             self.publish(arena, slot, block)
         self.end_lease(lease)
@@ -288,10 +292,10 @@ class SlotPool(Generic[Memory]):
             run = self._capacity.victim(shortage.view)
             if run is None:
                 return False
-            stride_bytes = self._by_number[run.arena_number].arena.stride_bytes
+            block_bytes = self._by_number[run.arena_number].block_bytes(run.group)
             # Only blocks that were last used together leave together.
             first = max(run.num_kept(), run.even_tail())
-            self._cut(run, min(len(run) - first, -(-shortage.num_bytes // stride_bytes)))
+            self._cut(run, min(len(run) - first, -(-shortage.num_bytes // block_bytes)))
         return True
 
     def _cut(self, run: BlockRun, num_blocks: int) -> None:
@@ -304,7 +308,7 @@ class SlotPool(Generic[Memory]):
         if self._tier == "ssd" and not was_forgotten:
             slots.arena.bump(gone)
         num_unread = num_blocks - (num_read - run.num_read)
-        self._capacity.remove_blocks(self.account_of(run), hashes, slots.arena.stride_bytes, num_unread=num_unread)
+        self._capacity.remove_blocks(self.account_of(run), hashes, slots.block_bytes(run.group), num_unread=num_unread)
         self._settle(run if len(run) else slots.drop_child(run.above))
         if not was_forgotten:
             self._on_change(BlocksRemoved(slots.arena.layout.fingerprint, run.group, tuple(hashes), self._tier))
@@ -318,7 +322,7 @@ class SlotPool(Generic[Memory]):
         for slots in self.tables:
             if slots.arena.layout.model != model:
                 continue
-            num_bytes += slots.num_blocks * slots.arena.stride_bytes
+            num_bytes += slots.num_prefix * slots.arena.shape.stride_bytes
             for run in slots.forget():
                 self._capacity.candidates.discard(run)
                 hashes = tuple(reversed(run.hashes))
@@ -329,12 +333,13 @@ class SlotPool(Generic[Memory]):
     def stats(self) -> PoolStats:
         """Return the pool's numbers. Any thread may call this."""
         tables = self.tables
-        free = sum(len(slots.free) + len(slots.given_back) for slots in tables)
-        prefix = sum(slots.num_blocks for slots in tables)
+        free = sum(slots.num_free for slots in tables)
+        prefix = sum(slots.num_prefix for slots in tables)
         # Forgotten blocks in use count as quarantined too: nobody reads them any more as what they hold.
-        quarantined = sum(slots.run_of[slot] is not None for slots in tables for slot in list(slots.barred))
+        apart = [(slots, slot) for slots in tables for slot in list(slots.barred) if slots.run_of[slot] is not None]
         written = [pair for lease in list(self._leases.values()) if lease.is_quarantined for pair in lease.written]
-        quarantined += sum(slots.run_of[slot] is None for slots, used in written for slot in used)
+        apart += [(slots, slot) for slots, used in written for slot in used if slots.run_of[slot] is None]
+        quarantined = sum(slots.num_slots_at(slot) for slots, slot in apart)
         transfer = sum(slots.never_used for slots in tables) - free - prefix - quarantined
         return PoolStats(
             {"prefix": prefix, "transfer": transfer, "quarantined": quarantined, "free": free},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NewType
 
@@ -26,17 +26,23 @@ class Lease:
 class SlotTable:
     """Bookkeeping of one arena's slots. It keeps no budget and decides nothing.
 
+    Rows of slots are free, hold one block each, or are *split*: each slot then holds a piece or is free. A block is known
+    by its first slot.
+
     A block *depends on* another if that block must not leave before it. A run is *forgotten* if it is in no table any
     more and exists only until its uses end.
     """
 
     def __init__(self, number: int, arena: SlotMemory) -> None:
-        groups = arena.layout.groups
+        groups, self._shape = arena.layout.groups, arena.shape
         self.number = number
         self.arena = arena
         self.never_used = 0  # The first slot that was never given out.
-        self.free: list[int] = []  # Free slots whose pages are in memory.
-        self.given_back: list[int] = []  # Free slots whose pages went back to the system.
+        self.free: list[int] = []  # Free rows whose pages are in memory, by their first slots.
+        self.given_back: list[int] = []  # Free rows whose pages went back to the system.
+        self.split: dict[int, list[int]] = {}  # Free slots of each split row.
+        self._open_rows: dict[int, None] = {}  # Split rows with free slots.
+        self.num_split_free = 0  # Free slots of all split rows.
         self.run_of: list[BlockRun | None] = []  # The run whose block a slot holds.
         self.by_hash: tuple[dict[BlockHash, int], ...] = tuple({} for _ in groups)
         self.states: tuple[dict[BlockHash, dict[BlockHash, int]], ...] = tuple({} for _ in groups)
@@ -45,65 +51,143 @@ class SlotTable:
         self.is_state = tuple(group.is_state for group in groups)
         self._first_attention = next((i for i, group in enumerate(groups) if group.keeps_all_tokens), None)
 
-    @property
-    def num_backed(self) -> int:
-        """Slots whose pages are, or may be, in memory."""
-        return self.never_used - len(self.given_back)
+    def block_bytes(self, group: int) -> int:
+        """Return the bytes of the slots that a block of a group takes."""
+        return self._shape.slots_per_block[group] * self._shape.stride_bytes
+
+    def _takes_rows(self, group: int) -> bool:
+        return self._shape.slots_per_block[group] == self._shape.slots_per_row
+
+    def num_slots_at(self, slot: int) -> int:
+        """Return how many slots the block takes that begins with a used slot."""
+        row = self._shape.slots_per_row
+        return 1 if slot - slot % row in self.split else row
 
     @property
-    def num_blocks(self) -> int:
+    def backed_bytes(self) -> int:
+        """Bytes of the slots whose pages are, or may be, in memory."""
+        return (self.never_used - len(self.given_back) * self._shape.slots_per_row) * self._shape.stride_bytes
+
+    @property
+    def num_free(self) -> int:
+        """Slots that were used, and hold nothing."""
+        return (len(self.free) + len(self.given_back)) * self._shape.slots_per_row + self.num_split_free
+
+    @property
+    def num_prefix(self) -> int:
         """Slots that hold prefix blocks."""
-        return sum(map(len, self.by_hash))
+        return sum(len(hashes) * num for hashes, num in zip(self.by_hash, self._shape.slots_per_block, strict=True))
 
-    def num_fresh(self, num_slots: int) -> int:
-        """Return how many of the next `num_slots` slots would need new pages."""
-        return max(0, num_slots - len(self.free))
+    def _num_new_rows(self, group: int, num_blocks: int) -> int:
+        """Return how many free rows the next blocks of a group need."""
+        if self._takes_rows(group):
+            return num_blocks
+        return max(0, -(-(num_blocks - self.num_split_free) // self._shape.slots_per_row))
 
-    def take(self, num_slots: int) -> list[int] | None:
-        """Return free slots, each of a new generation, or None when there are not that many."""
-        if num_slots > len(self.free) + len(self.given_back) + self.arena.num_slots - self.never_used:
+    def fresh_bytes(self, group: int, num_blocks: int) -> int:
+        """Return the bytes of new pages that the next blocks of a group would need."""
+        return max(0, self._num_new_rows(group, num_blocks) - len(self.free)) * self._shape.row_bytes
+
+    def take(self, group: int, num_blocks: int) -> list[int] | None:
+        """Return free slots for blocks of a group, each of a new generation, or None when there are not that many."""
+        num_rows = self._num_new_rows(group, num_blocks)
+        num_unused = (self.arena.num_slots - self.never_used) // self._shape.slots_per_row
+        if num_rows > len(self.free) + len(self.given_back) + num_unused:
             return None
-        taken = _pop(self.free, num_slots)
-        taken += _pop(self.given_back, num_slots - len(taken))
-        taken += self._extend(num_slots - len(taken))
+        taken = _pop(self.free, num_rows)
+        taken += _pop(self.given_back, num_rows - len(taken))
+        taken += self._extend(num_rows - len(taken))
+        # Readers of a piece look at its own slot.
+        self.arena.bump(self._slots_of(taken))
+        return taken if self._takes_rows(group) else self._split(taken, num_blocks)
+
+    def _split(self, rows: Sequence[int], num_pieces: int) -> list[int]:
+        """Split these rows, and return free slots of split rows."""
+        taken: list[int] = []
+        for first in rows:
+            self._open_row(first, list(self._slots_of([first]))[::-1])
+        while len(taken) < num_pieces:
+            first = next(iter(self._open_rows))
+            taken += _pop(self.split[first], num_pieces - len(taken))[::-1]
+            if not self.split[first]:
+                del self._open_rows[first]
+        self.num_split_free -= num_pieces
         self.arena.bump(taken)
         return taken
 
-    def _extend(self, num_slots: int) -> list[int]:
-        """Return slots that were never used."""
-        start, self.never_used = self.never_used, self.never_used + num_slots
-        self.run_of += [None] * num_slots
-        return list(range(start, self.never_used))
+    def _open_row(self, first: int, free: Sequence[int]) -> None:
+        """Add free slots to a row, which is split if it is not split yet."""
+        self.split.setdefault(first, []).extend(free)
+        self.num_split_free += len(free)
+        if self.split[first]:
+            self._open_rows[first] = None
 
-    def take_never_used(self, num_slots: int) -> range:
-        """Take at most so many adjacent slots that were never used. `put_back` frees them."""
-        taken = self._extend(min(num_slots, self.arena.num_slots - self.never_used))
-        return range(taken[0], taken[-1] + 1) if taken else range(0)
+    def _slots_of(self, rows: Iterable[int]) -> Iterator[int]:
+        """Yield all slots of rows."""
+        row = self._shape.slots_per_row
+        return (slot for first in rows for slot in range(first, first + row)) if row > 1 else iter(rows)
 
-    def reserve(self, taken: Collection[int]) -> None:
-        """Take these slots of an arena that was never used."""
-        self._extend(max(taken, default=-1) + 1)
-        self.free += sorted(set(range(self.never_used)).difference(taken), reverse=True)
+    def _extend(self, num_rows: int) -> list[int]:
+        """Return rows that were never used."""
+        row, start = self._shape.slots_per_row, self.never_used
+        self.never_used += num_rows * row
+        self.run_of += [None] * (num_rows * row)
+        return list(range(start, self.never_used, row))
 
-    def give_back(self, num_slots: int) -> None:
-        """Return the pages of that many free slots, at least one, to the system; late readers notice it.
+    def take_never_used(self, num_bytes: int) -> range:
+        """Take at most so many bytes of adjacent slots that were never used. `put_back_unused` frees them."""
+        num_unused = (self.arena.num_slots - self.never_used) // self._shape.slots_per_row
+        start = self.never_used
+        self._extend(min(num_bytes // self._shape.row_bytes, num_unused))
+        return range(start, self.never_used)
+
+    def put_back_unused(self, taken: range) -> None:
+        """Free the slots of `take_never_used`."""
+        self.free += taken[:: self._shape.slots_per_row]
+
+    def reserve(self, blocks: Mapping[int, BlockIdentity]) -> None:
+        """Take the slots of these blocks in an arena that was never used."""
+        row = self._shape.slots_per_row
+        rows = {slot - slot % row for slot in blocks}
+        self._extend(max(rows, default=-row) // row + 1)
+        for first in {slot - slot % row for slot, block in blocks.items() if not self._takes_rows(block.group)}:
+            self._open_row(first, [slot for slot in range(first, first + row) if slot not in blocks])
+        self.free += sorted(set(range(0, self.never_used, row)) - rows, reverse=True)
+
+    def give_back(self, num_bytes: int) -> int:
+        """Return the pages of free rows of about so many bytes to the system, and their bytes; late readers notice it.
 
         Raises:
-            OSError: the system refuses; the slots are free as before.
+            OSError: the system refuses; the rows are free as before.
         """
-        returned = self.free[-num_slots:]
-        self.arena.bump(returned)
-        self.arena.give_back(returned)
-        del self.free[-num_slots:]
+        returned = self.free[-min(len(self.free), -(-num_bytes // self._shape.row_bytes)) :]
+        slots = list(self._slots_of(returned))
+        self.arena.bump(slots)
+        self.arena.give_back(slots)
+        del self.free[len(self.free) - len(returned) :]
         self.given_back += returned
+        return len(returned) * self._shape.row_bytes
 
     def put_back(self, gone: Sequence[int]) -> None:
-        """Free these slots. Barred slots are bumped, so that readers and the SSD's next start notice."""
+        """Free the slots of these blocks. Barred slots are bumped, so that readers and the SSD's next start notice."""
         if self.barred:
             forgotten = self.barred.intersection(gone)
             self.arena.bump(forgotten)
             self.barred -= forgotten
-        self.free += gone
+        if not self.split:
+            self.free += gone
+            return
+        row = self._shape.slots_per_row
+        for slot in gone:
+            first = slot - slot % row
+            if first not in self.split:
+                self.free.append(slot)
+                continue
+            self._open_row(first, [slot])
+            if len(self.split[first]) == row:
+                del self.split[first], self._open_rows[first]
+                self.num_split_free -= row
+                self.free.append(first)
 
     def stretches(self, used: Sequence[int]) -> Iterator[tuple[BlockRun | None, int, int, int]]:
         """Yield the slots in order as (run or None, position, start, end), as far as each holds the run's next block."""
@@ -234,7 +318,10 @@ class SlotTable:
             hashes.clear()
             states.clear()
             awaited.clear()
-        self.barred = set(range(self.never_used)).difference(self.free, self.given_back)
+        self.barred = set(range(0, self.never_used, self._shape.slots_per_row)).difference(self.free, self.given_back)
+        for first, free in self.split.items():
+            self.barred.discard(first)
+            self.barred.update(set(self._slots_of([first])).difference(free))
         return found
 
     def is_forgotten(self, run: BlockRun) -> bool:

@@ -212,21 +212,21 @@ class SsdTier:
         _log.warning("ssd.write_failed", error=error)
 
     def _write_from(self, source: Arena, source_slot: int, arena: FileArena) -> bool:
-        lease = self.pool.open_lease()
+        block, lease = self._memory.identity(source, source_slot), self.pool.open_lease()
         try:
-            taken = self.pool.allocate(arena, 1, lease)
+            taken = self.pool.allocate(arena, block.group, 1, lease)
         except OSError:
             self.pool.end_lease(lease)
             raise
         if taken is None:
             self.pool.end_lease(lease)
             return False
-        block, reader = self._memory.identity(source, source_slot), self._memory.open_lease()
+        reader = self._memory.open_lease()
         self._memory.pin(source, [source_slot], reader, is_use=False)
         self._write_budget.spend(_num_bytes(arena, block))
         job = _WriteJob(arena, taken[0], block, reader, lease)
         self._writing.add(job)
-        self._threads.submit(self._write, job, source.slot_view(source_slot))
+        self._threads.submit(self._write, job, source.slot_view(source_slot, block.group))
         return True
 
     def _write(self, job: _WriteJob, memory: memoryview) -> None:

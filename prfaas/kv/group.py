@@ -7,7 +7,7 @@ from functools import cached_property
 
 from prfaas.kv.kinds import KINDS
 from prfaas.kv.kinds.kind import KVKind
-from prfaas.kv.parts import LayerSlice
+from prfaas.kv.parts import LayerSlice, piece_of
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,11 @@ class KVGroup:
     def block_bytes(self) -> int:
         """Payload of one block over all layers of the group."""
         return sum(layer.payload_bytes for layer in self.layers)
+
+    @cached_property
+    def has_pieces(self) -> bool:
+        """True if other ranks hold the other pieces of this group's blocks."""
+        return any(piece_of(layer)[1] > 1 for layer in self.layers)
 
     def first_block(self, num_tokens: int) -> int:
         """Return the first block that the token after `num_tokens` attends to."""

@@ -44,11 +44,6 @@ class Layout:
         return self.packing == OPAQUE_PACKING
 
     @cached_property
-    def slot_bytes(self) -> int:
-        """Bytes of one slot of this layout's arena: the widest group's block."""
-        return max(group.block_bytes for group in self.groups)
-
-    @cached_property
     def fingerprint(self) -> bytes:
         """16 bytes that differ when anything in the layout differs."""
         return hashlib.sha256(msgpack.packb(self.to_dict())).digest()[:FINGERPRINT_BYTES]

@@ -17,8 +17,10 @@ def check_integrity(pool: SlotPool[Any]) -> None:
     for slots in pool.tables:
         written = [slot for lease in leases for table, used in lease.written if table is slots for slot in used]
         _check_slots(slots, written)
-        prefix_bytes += sum(map(len, slots.runs())) * slots.arena.stride_bytes
-        transfer_bytes += sum(slots.run_of[slot] is None for slot in written) * slots.arena.stride_bytes
+        stride_bytes = slots.arena.shape.stride_bytes
+        prefix_bytes += sum(len(run) * slots.block_bytes(run.group) for run in slots.runs())
+        unpublished = [slot for slot in written if slots.run_of[slot] is None]
+        transfer_bytes += sum(map(slots.num_slots_at, unpublished)) * stride_bytes
     counts = (pool._capacity.used_bytes, pool._transfer_bytes)
     assert (prefix_bytes, transfer_bytes) == counts, "a byte count is wrong"
     assert transfer_bytes <= pool._transfer_budget, "the transfer budget is exceeded"
@@ -36,8 +38,8 @@ def _check_capacity(pool: SlotPool[Any], runs: Sequence[tuple[BlockRun, SlotTabl
     assert len(evictable) == len(capacity.candidates), "a block is evictable though it is needed"
     used = Counter[Any]()
     for run, slots in runs:
-        used[pool.account_of(run)] += len(run) * slots.arena.stride_bytes
-    probation_bytes = sum((len(run) - run.num_read) * slots.arena.stride_bytes for run, slots in runs)
+        used[pool.account_of(run)] += len(run) * slots.block_bytes(run.group)
+    probation_bytes = sum((len(run) - run.num_read) * slots.block_bytes(run.group) for run, slots in runs)
     assert probation_bytes == capacity.probation.used_bytes, "unread blocks are miscounted"
     assert used.total() == capacity.used_bytes <= capacity.budget_bytes, "the prefix budget is exceeded or miscounted"
     for account in (capacity._unlimited, *capacity._by_name.values()):
@@ -46,13 +48,20 @@ def _check_capacity(pool: SlotPool[Any], runs: Sequence[tuple[BlockRun, SlotTabl
 
 
 def _check_slots(slots: SlotTable, written: Sequence[int]) -> None:
-    absent, runs = set(slots.free + slots.given_back), slots.runs()
+    row, runs = slots.arena.shape.slots_per_row, slots.runs()
+    rows = [slot for first in slots.free + slots.given_back for slot in range(first, first + row)]
+    pieces = [slot for free in slots.split.values() for slot in free]
+    absent = set(rows + pieces)
+    assert len(pieces) == slots.num_split_free, "free slots of split rows are miscounted"
+    assert all(len(free) < row for free in slots.split.values()), "a row is split for nothing"
     forgotten = [run for run in runs if slots.is_forgotten(run)]
     held = {slot for run in runs for slot in run.slots}
-    assert len(absent) == len(slots.free) + len(slots.given_back), "a slot is free twice"
+    assert len(absent) == len(rows) + len(pieces) == slots.num_free, "a slot is free twice"
     assert len(set(written)) == len(written), "a slot is given out twice"
-    assert not absent & (held | set(written)), "a free slot is in use"
-    assert len(held | set(written)) + len(absent) == slots.never_used, "a slot is neither free nor in use"
+    taken = [slot for first in held | set(written) for slot in range(first, first + slots.num_slots_at(first))]
+    assert len(set(taken)) == len(taken), "two blocks overlap"
+    assert not absent & set(taken), "a free slot is in use"
+    assert len(taken) + len(absent) == slots.never_used, "a slot is neither free nor in use"
     for run in runs:
         assert 0 < len(run) == len(run.hashes) <= MAX_RUN_BLOCKS, "a run is empty, uneven or too long"
         assert run.num_written == len(set(run.slots) & set(written)), "the blocks still written are miscounted"

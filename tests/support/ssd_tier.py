@@ -8,7 +8,7 @@ from typing import Any
 
 import xxhash
 
-from prfaas.cachepool.arena import stride_of
+from prfaas.cachepool.arena import shape_of
 from prfaas.cachepool.block_run import BlockIdentity
 from prfaas.cachepool.pool import Pool
 from prfaas.cachepool.ssd import SsdTier
@@ -39,7 +39,7 @@ class Tier:
     ) -> None:
         self.events: list[PoolEvent] = []
         self._calls: queue.SimpleQueue[tuple[Callable[..., None], tuple[Any, ...]]] = queue.SimpleQueue()
-        self.memory = Pool(2 * memory_slots * stride_of(LAYOUT), on_change=self._on_memory)
+        self.memory = Pool(2 * memory_slots * shape_of(LAYOUT).row_bytes, on_change=self._on_memory)
         self.arena = self.memory.arena(LAYOUT)
         self.ssd = SsdTier(
             directory,
@@ -60,7 +60,7 @@ class Tier:
     def keep(self, hashes: list[BlockHash], *, group: int = 0, parent: BlockHash = ROOT, num_tokens: int = 32) -> None:
         """Put a chain into memory."""
         lease = self.memory.open_lease()
-        slots = self.memory.allocate(self.arena, len(hashes), lease)
+        slots = self.memory.allocate(self.arena, 0, len(hashes), lease)
         assert slots is not None
         for slot, block_hash in zip(slots, hashes, strict=True):
             self.arena.slot_view(slot)[:SLOT_BYTES] = content_of(block_hash)

@@ -55,8 +55,8 @@ class Placement:
         return self.whole_slot(index)[: self.range_of(index).group.block_bytes]
 
     def whole_slot(self, index: int) -> memoryview:
-        """Return the slot of object `index`, padding included; valid until `release`."""
-        return self.arena_of(index).slot_view(self.slots[index])
+        """Return the slots of object `index`, padding included; valid until `release`."""
+        return self.arena_of(index).slot_view(self.slots[index], self.range_of(index).blocks.group)
 
     def held_ranges(self) -> Iterator[tuple[int, int]]:
         """Yield first object and number of objects for each row of held objects of one size."""
@@ -133,7 +133,8 @@ def place(pool: Pool, plan: TransferPlan, arenas: tuple[Arena, ...], *, may_allo
         present = [slot for slot in found if slot is not None]
         pool.pin(arena, present, lease)
         num_absent = len(found) - len(present)
-        allocated = pool.allocate(arena, num_absent, lease) if may_allocate or not num_absent else None
+        may_take = may_allocate or not num_absent
+        allocated = pool.allocate(arena, objects.blocks.group, num_absent, lease) if may_take else None
         if allocated is None:
             pool.end_lease(lease)
             return None

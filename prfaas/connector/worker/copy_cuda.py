@@ -17,9 +17,10 @@ import torch
 
 from prfaas import logs
 from prfaas.agent.engine.client import AgentClient
-from prfaas.cachepool.arena import PAGE_BYTES
+from prfaas.cachepool.arena import PAGE_BYTES, shape_of
 from prfaas.connector.worker import numa
 from prfaas.connector.worker.copy_host import BlockPairs, HostCopier, LayerBlocks, LayerCopy, slots_tensor
+from prfaas.kv.layout import Layout
 
 # Pinning takes 0.1 s per GB (vLLM pull request 51081, H200), and the driver may delay other threads meanwhile.
 EXTENT_BYTES = 64 << 20
@@ -82,15 +83,21 @@ class CudaDevice:
 
 
 class Extents:
-    """Pinned extents of an arena, each of whole pages and whole slots. Any thread may call."""
+    """Pinned extents of an arena, each of whole pages and whole rows of slots. Any thread may call."""
 
     def __init__(
-        self, *, num_slots: int, slot_bytes: int, pin: Callable[[int, int], bool], extent_bytes: int = EXTENT_BYTES
+        self,
+        *,
+        num_slots: int,
+        slot_bytes: int,
+        pin: Callable[[int, int], bool],
+        slots_per_row: int = 1,
+        extent_bytes: int = EXTENT_BYTES,
     ) -> None:
         """Pin nothing yet. `pin` takes an offset from the first slot and a number of bytes; it returns whether it worked."""
         self._pin = pin
         self._total_bytes = num_slots * slot_bytes
-        aligned_bytes = lcm(PAGE_BYTES, slot_bytes)
+        aligned_bytes = lcm(PAGE_BYTES, slots_per_row * slot_bytes)
         self._extent_bytes = max(1, extent_bytes // aligned_bytes) * aligned_bytes
         self._slots_each = self._extent_bytes // slot_bytes
         self._pinned: dict[int, bool] = {}  # By number of the extent; False if pinning failed.
@@ -112,13 +119,24 @@ class Extents:
 class CudaCopier:
     """Copier for blocks in GPU memory. The engine does not wait for copies, and `done` runs on another thread."""
 
-    def __init__(self, slots: Sequence[torch.Tensor], device: CudaDevice, *, extent_bytes: int = EXTENT_BYTES) -> None:
+    def __init__(
+        self,
+        slots: Sequence[torch.Tensor],
+        device: CudaDevice,
+        *,
+        slots_per_row: int = 1,
+        extent_bytes: int = EXTENT_BYTES,
+    ) -> None:
         """Start a thread for each direction. `slots` are those of each arena, shape [slot, byte]."""
         self._slots = slots
         self._device = device
         self._extents = [
             Extents(
-                num_slots=len(own), slot_bytes=own.stride(0), pin=partial(self._pin, own), extent_bytes=extent_bytes
+                num_slots=len(own),
+                slot_bytes=own.stride(0),
+                pin=partial(self._pin, own),
+                slots_per_row=slots_per_row,
+                extent_bytes=extent_bytes,
             )
             for own in slots
         ]
@@ -225,7 +243,9 @@ class _CopyThread:
 Copier = HostCopier | CudaCopier
 
 
-def copier_for(client: AgentClient, *, device: torch.device, copy_batch: CopyBatch | None = None) -> Copier:
+def copier_for(
+    client: AgentClient, layout: Layout, *, device: torch.device, copy_batch: CopyBatch | None = None
+) -> Copier:
     """Return a copier between blocks on `device` and the arenas that the client has mapped. A GPU needs `copy_batch`."""
     agent = client.attached
     slots = [
@@ -235,4 +255,4 @@ def copier_for(client: AgentClient, *, device: torch.device, copy_batch: CopyBat
     if device.type != "cuda":
         return HostCopier(slots)
     assert copy_batch is not None
-    return CudaCopier(slots, CudaDevice(device, copy_batch))
+    return CudaCopier(slots, CudaDevice(device, copy_batch), slots_per_row=shape_of(layout).slots_per_row)

@@ -118,10 +118,13 @@ class HostCopier:
     def _runs(self, copies: Sequence[LayerCopy]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield blocks and slots of each run that is consecutive on both sides."""
         for layer, pairs in copies:
-            begin, end = layer.slice.offset_bytes, layer.slice.offset_bytes + layer.slice.payload_bytes
             slots = self._slots[layer.arena]
+            stride = slots.stride(0)
             for block, slot, length in _consecutive(pairs):
-                yield layer.pages[block : block + length], slots[slot : slot + length, begin:end]
+                # A block may take several slots, so that its bytes reach beyond the first one.
+                start = slots.storage_offset() + slot * stride + layer.slice.offset_bytes
+                memory = slots.as_strided((length, layer.slice.payload_bytes), (stride, 1), start)
+                yield layer.pages[block : block + length], memory
 
     def close(self) -> None:
         pass

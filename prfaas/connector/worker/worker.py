@@ -118,6 +118,7 @@ class WorkerSide:
         self._client = client
         self._copy_batch = copy_batch
         self._layers = layers
+        self._layout = layout
         self._rank = layout.shard.rank
         self._is_writer = is_writer
         self._is_layerwise = is_layerwise
@@ -144,7 +145,7 @@ class WorkerSide:
 
     def _take_arena(self) -> None:
         device = next(iter(self._layers.values())).pages.device
-        self._copier: Copier = copier_for(self._client, device=device, copy_batch=self._copy_batch)
+        self._copier: Copier = copier_for(self._client, self._layout, device=device, copy_batch=self._copy_batch)
         self._generations = [self._client.slot_generations(arena) for arena in range(len(self._sources))]
         self._epoch = self._client.attached.epoch
         self._session = 0  # Latest connection of the scheduler to this agent that a step has named.

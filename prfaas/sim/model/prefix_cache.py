@@ -48,7 +48,7 @@ class PrefixCache:
         if held:
             pool.pin(self._arena, [slot for slot in found[:held] if slot is not None], lease)
         if held < len(chain):
-            slots = pool.allocate(self._arena, len(chain) - held, lease)
+            slots = pool.allocate(self._arena, 0, len(chain) - held, lease)
             assert slots is not None, "the pool has room for twice `max_blocks`"
             parent, tokens = (chain[held - 1] if held else NO_HASH), (held + 1) * self.block_tokens
             pool.publish_run(self._arena, slots, group=0, hashes=chain[held:], parent=parent, num_tokens=tokens)

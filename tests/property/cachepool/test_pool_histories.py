@@ -98,7 +98,7 @@ class History:
         lease, arena = self.rng.choice(self.leases), self.rng.choice(self.arenas)
         num_slots = self.rng.randrange(5)
         fits = self._num_transfer() + num_slots <= NUM_TRANSFER
-        taken = self.pool.allocate(arena, num_slots, lease.id)
+        taken = self.pool.allocate(arena, 0, num_slots, lease.id)
         assert (taken is not None) == fits, "the transfer budget alone decides"
         if taken is None:
             return

@@ -29,7 +29,7 @@ class Side:
 
     def publish(self, hashes: list[BlockHash], parent: BlockHash, group: int, keep: bool) -> None:
         lease = self.pool.open_lease()
-        run = self.pool.allocate(self.arena, len(hashes), lease)
+        run = self.pool.allocate(self.arena, 0, len(hashes), lease)
         if run is not None:
             lengths = range(32, 32 * len(hashes) + 32, 32)
             if self.at_once:

@@ -35,7 +35,7 @@ class Node:
         """Allocate one slot of each arena."""
         lease = self.pool.open_lease()
         for arena in arenas:
-            assert self.pool.allocate(arena, 1, lease)
+            assert self.pool.allocate(arena, 0, 1, lease)
         return lease
 
 

@@ -21,7 +21,7 @@ def test_forgetting_a_model_removes_all_its_blocks_and_no_others() -> None:
     node.keep(3, parent=3, group=STATE)
     second = node.pool.arena(hybrid("other"))
     lease = node.pool.open_lease()
-    taken = node.pool.allocate(second, 1, lease)
+    taken = node.pool.allocate(second, 0, 1, lease)
     assert taken is not None
     node.pool.publish(second, taken[0], BlockIdentity(ATTENTION, name(1), ROOT, 32, ROOT))
     node.pool.end_lease(lease)
@@ -52,7 +52,7 @@ def test_forgetting_empties_each_ssd_slot_once(tmp_path: Path) -> None:
     )
     arena = pool.arena(hybrid(MODEL))
     lease = pool.open_lease()
-    slots = pool.allocate(arena, 600, lease)
+    slots = pool.allocate(arena, 0, 600, lease)
     assert slots is not None
     hashes = [name(number) for number in range(1, 601)]
     pool.publish_run(arena, slots, group=ATTENTION, hashes=hashes, parent=ROOT, num_tokens=32)

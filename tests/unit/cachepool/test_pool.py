@@ -36,7 +36,7 @@ class Node:
         before = ROOT if parent is None else name(parent)
         start = 0 if parent is None else self._tokens_at(parent)
         for depth, number in enumerate(numbers):
-            slots = self.pool.allocate(self.arena, 1, lease)
+            slots = self.pool.allocate(self.arena, 0, 1, lease)
             assert slots is not None
             tokens = start if start and group == STATE else start + 32 * (depth + 1)
             stored = self.pool.publish(self.arena, slots[0], BlockIdentity(group, name(number), before, tokens, before))
@@ -74,19 +74,19 @@ def node() -> Iterator[Node]:
 
 def test_each_allocation_gives_a_slot_a_new_generation(node: Node) -> None:
     lease = node.pool.open_lease()
-    first = node.pool.allocate(node.arena, 1, lease)
+    first = node.pool.allocate(node.arena, 0, 1, lease)
     assert first is not None
     generation = node.arena.generation(first[0])
     node.pool.end_lease(lease)
-    again = node.pool.allocate(node.arena, 1, node.pool.open_lease())
+    again = node.pool.allocate(node.arena, 0, 1, node.pool.open_lease())
     assert again == first
     assert node.arena.generation(first[0]) > generation
 
 
 def test_quarantined_slots_count_apart_until_their_lease_ends(node: Node) -> None:
     writing, reading = node.pool.open_lease(), node.pool.open_lease()
-    node.pool.allocate(node.arena, 3, writing)
-    node.pool.allocate(node.arena, 1, reading)
+    node.pool.allocate(node.arena, 0, 3, writing)
+    node.pool.allocate(node.arena, 0, 1, reading)
     node.pool.quarantine(writing)
     assert node.pool.stats().slots_by_kind == {"prefix": 0, "transfer": 1, "quarantined": 3, "free": 0}
     node.pool.end_lease(writing)
@@ -108,7 +108,7 @@ def test_a_block_is_not_evicted_for_its_own_child() -> None:
     node = Node(num_prefix=1)
     node.keep(1)
     lease = node.pool.open_lease()
-    slots = node.pool.allocate(node.arena, 1, lease)
+    slots = node.pool.allocate(node.arena, 0, 1, lease)
     assert slots is not None
     assert not node.pool.publish(node.arena, slots[0], BlockIdentity(ATTENTION, name(2), name(1), 64, name(1)))
     node.pool.end_lease(lease)
@@ -150,7 +150,7 @@ def test_a_partial_tail_keeps_its_previous_block() -> None:
     node = Node(num_prefix=2)
     node.keep(1)
     lease = node.pool.open_lease()
-    slots = node.pool.allocate(node.arena, 1, lease)
+    slots = node.pool.allocate(node.arena, 0, 1, lease)
     assert slots is not None
     unit = name(999)
     node.pool.publish(node.arena, slots[0], BlockIdentity(ATTENTION, name(2), unit, 50, name(1)))
@@ -166,7 +166,7 @@ def test_memory_of_free_slots_moves_to_another_arena() -> None:
     first, second = (pool.arena(hybrid(model, slot_bytes=slot_bytes)) for model in ("first", "second"))
     for arena in (first, second, first):
         lease = pool.open_lease()
-        taken = pool.allocate(arena, 8, lease)
+        taken = pool.allocate(arena, 0, 8, lease)
         assert taken is not None
         for slot in taken:
             arena.slot_view(slot)[:] = b"x" * slot_bytes
@@ -194,12 +194,12 @@ def test_a_late_reader_notices_that_a_slots_memory_is_gone() -> None:
     pool = Pool(8 * SLOT_BYTES, transfer_ratio=1.0)
     first, second = (pool.arena(hybrid(model)) for model in ("first", "second"))
     lease = pool.open_lease()
-    read = pool.allocate(first, 8, lease)
+    read = pool.allocate(first, 0, 8, lease)
     assert read is not None
     generations = [first.generation(slot) for slot in read]
     pool.end_lease(lease)
     assert [first.generation(slot) for slot in read] == generations
-    assert pool.allocate(second, 8, pool.open_lease()) is not None
+    assert pool.allocate(second, 0, 8, pool.open_lease()) is not None
     assert all(first.generation(slot) > then for slot, then in zip(read, generations, strict=True))
     pool.close()
 
@@ -215,13 +215,13 @@ def test_memory_that_the_system_refuses_stays_with_its_free_slots() -> None:
     pool: SlotPool[Arena] = SlotPool(8 * SLOT_BYTES, transfer_ratio=1.0, make_arena=_Stubborn)
     first, second = pool.arena(hybrid("a")), pool.arena(hybrid("b"))
     lease = pool.open_lease()
-    assert pool.allocate(first, 8, lease) is not None
+    assert pool.allocate(first, 0, 8, lease) is not None
     pool.end_lease(lease)
     lease = pool.open_lease()
     with pytest.raises(OSError, match="not supported"):
-        pool.allocate(second, 1, lease)
+        pool.allocate(second, 0, 1, lease)
     check_integrity(pool)
-    assert pool.allocate(first, 8, lease) is not None
+    assert pool.allocate(first, 0, 8, lease) is not None
     pool.close()
 
 
@@ -232,7 +232,7 @@ def _used_bytes(arena: Arena) -> int:
 def test_an_empty_arena_is_dropped(node: Node) -> None:
     second = node.pool.arena(hybrid("other"))
     lease = node.pool.open_lease()
-    node.pool.allocate(second, 2, lease)
+    node.pool.allocate(second, 0, 2, lease)
     assert not node.pool.drop(second.layout.fingerprint)
     node.pool.quarantine(lease)
     assert not node.pool.drop(second.layout.fingerprint)
@@ -245,7 +245,7 @@ def test_an_arena_with_prefix_blocks_is_not_dropped(node: Node) -> None:
     first, second = node.pool.arena(hybrid("first")), node.pool.arena(hybrid("second"))
     node.keep(1, 2)
     lease = node.pool.open_lease()
-    taken = node.pool.allocate(second, 1, lease)
+    taken = node.pool.allocate(second, 0, 1, lease)
     assert taken is not None
     node.pool.publish(second, taken[0], BlockIdentity(ATTENTION, name(7), ROOT, 32, ROOT))
     node.pool.end_lease(lease)

@@ -25,7 +25,7 @@ class Node:
     def keep(self, first: int, end: int, *, root: BlockHash = ALICE, lease: LeaseId | None = None) -> list[bool]:
         """Publish blocks of one chain; which of them were taken."""
         own = self.pool.open_lease() if lease is None else lease
-        slots = self.pool.allocate(self.arena, end - first, own)
+        slots = self.pool.allocate(self.arena, 0, end - first, own)
         assert slots is not None
         self.pool.publish_run(
             self.arena,
@@ -105,7 +105,7 @@ def test_blocks_on_probation_use_all_spare_room() -> None:
 def test_blocks_after_read_blocks_are_on_probation() -> None:
     node = Node(TenantShares(learns=True), probation_blocks=3)
     lease = node.pool.open_lease()
-    slots = node.pool.allocate(node.arena, 8, lease)
+    slots = node.pool.allocate(node.arena, 0, 8, lease)
     assert slots is not None
     hashes = [name(number) for number in range(8)]
     node.pool.publish_run(node.arena, slots[:6], group=0, hashes=hashes[:6], parent=ALICE, num_tokens=32, root=ALICE)

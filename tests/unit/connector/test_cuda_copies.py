@@ -150,13 +150,14 @@ def test_a_failed_copy_stops_the_engine_with_its_next_one() -> None:
 
 
 @given(
-    num_slots=st.integers(1, 300),
+    num_rows=st.integers(1, 300),
     slot_bytes=st.integers(1, 300).map(lambda lines: 64 * lines),
+    slots_per_row=st.integers(1, 4),
     extent_bytes=st.integers(1, 1 << 17),
     data=st.data(),
 )
-def test_extents_are_whole_pages_and_slots_and_only_those_in_use_are_pinned(
-    num_slots: int, slot_bytes: int, extent_bytes: int, data: st.DataObject
+def test_extents_are_whole_pages_and_rows_and_only_those_in_use_are_pinned(
+    num_rows: int, slot_bytes: int, slots_per_row: int, extent_bytes: int, data: st.DataObject
 ) -> None:
     pinned: list[tuple[int, int]] = []
 
@@ -164,13 +165,20 @@ def test_extents_are_whole_pages_and_slots_and_only_those_in_use_are_pinned(
         pinned.append((offset, offset + num_bytes))
         return True
 
-    used = data.draw(st.lists(st.integers(0, num_slots - 1), min_size=1, max_size=5))
-    extents = Extents(num_slots=num_slots, slot_bytes=slot_bytes, pin=pin, extent_bytes=extent_bytes)
-    for slot in used:
-        extents.use([slot])
-        assert any(start <= slot * slot_bytes and (slot + 1) * slot_bytes <= end for start, end in pinned)
-    assert all(any(start <= slot * slot_bytes < end for slot in used) for start, end in pinned)
-    assert all(start % PAGE_BYTES == start % slot_bytes == 0 for start, _ in pinned)
+    used = data.draw(st.lists(st.integers(0, num_rows - 1), min_size=1, max_size=5))
+    extents = Extents(
+        num_slots=num_rows * slots_per_row,
+        slot_bytes=slot_bytes,
+        pin=pin,
+        slots_per_row=slots_per_row,
+        extent_bytes=extent_bytes,
+    )
+    row_bytes = slots_per_row * slot_bytes
+    for row in used:
+        extents.use([row * slots_per_row])
+        assert any(start <= row * row_bytes and (row + 1) * row_bytes <= end for start, end in pinned)
+    assert all(any(start <= row * row_bytes < end for row in used) for start, end in pinned)
+    assert all(start % PAGE_BYTES == start % row_bytes == 0 for start, _ in pinned)
     assert extents.pinned() == sorted({start for start, _ in pinned}) and len(set(pinned)) == len(pinned)
 
 
