@@ -2,6 +2,7 @@
 
 import ctypes
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,8 @@ class CountingDevice(CudaDevice):
     waiting_threads: Counter[str] = field(default_factory=Counter)
     pinned: list[tuple[int, int]] = field(default_factory=list)
     failure: Exception | None = None
+    snapshots: weakref.WeakSet[torch.Tensor] = field(default_factory=weakref.WeakSet)
+    kept: list[int] = field(default_factory=list)  # Number of snapshots at each wait.
 
     def __post_init__(self) -> None:
         self.gate.set()
@@ -32,7 +35,9 @@ class CountingDevice(CudaDevice):
     def snapshot(self, pages: torch.Tensor, block_ids: Sequence[int]) -> torch.Tensor:
         self.calls["index upload"] += 1
         self.calls["launch"] += 1
-        return pages[torch.tensor(block_ids)].clone()
+        copy = pages[torch.tensor(block_ids)].clone()
+        self.snapshots.add(copy)
+        return copy
 
     def open_stream(self) -> str:
         return threading.current_thread().name
@@ -52,6 +57,7 @@ class CountingDevice(CudaDevice):
         self._may_wait()
         self.calls["event"] += 1
         self.calls["wake-up"] += 1
+        self.kept.append(len(self.snapshots))
 
     def pin(self, address: int, num_bytes: int) -> bool:
         self._may_wait()

@@ -30,6 +30,7 @@ Event = Any
 Stream = Any
 # Copies sizes[i] bytes from sources[i] to targets[i] on the current stream. All are int64 tensors in host memory.
 CopyBatch = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, bool], None]
+_Task = tuple[Event, Sequence[LayerCopy], Callable[[], None]]  # `done` is called after the copies.
 Addresses = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # Sources, targets and sizes; each of shape [copy].
 
 
@@ -196,8 +197,7 @@ class _CopyThread:
     ) -> None:
         self._device = device
         self._launch = launch
-        self._queue: queue.SimpleQueue[tuple[Event, Sequence[LayerCopy], Callable[[], None]] | None]
-        self._queue = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -220,19 +220,29 @@ class _CopyThread:
             _log.error("copy.failed", message=str(error))
 
     def _serve(self, stream: Stream) -> None:
-        issued: deque[tuple[Event, Callable[[], None]]] = deque()
+        issued: deque[_Task] = deque()
         is_open = True
         while is_open or issued:
             if is_open and (not issued or not self._queue.empty()):
-                task = self._queue.get()
-                is_open = task is not None
-                if task is not None:
-                    after, copies, done = task
-                    issued.append((self._launch(stream, after, copies) if copies else after, done))
-                continue
-            event, done = issued.popleft()
-            self._device.wait(event)
-            done()
+                is_open = self._issue_next(stream, issued)
+            else:
+                self._await_first(issued)
+
+    def _issue_next(self, stream: Stream, issued: deque[_Task]) -> bool:
+        """Issue the next copies, and return whether there were any before the thread's end."""
+        task = self._queue.get()
+        if task is None:
+            return False
+        after, copies, done = task
+        issued.append((self._launch(stream, after, copies) if copies else after, copies, done))
+        return True
+
+    def _await_first(self, issued: deque[_Task]) -> None:
+        # Until their end the copies are referred to, since the device would give a snapshot's memory to the model.
+        event, _, done = issued[0]
+        self._device.wait(event)
+        issued.popleft()
+        done()
 
     def close(self) -> None:
         """End the thread after the copies so far."""

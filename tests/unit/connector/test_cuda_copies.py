@@ -131,6 +131,19 @@ def test_a_state_that_the_next_step_overwrites_is_saved_as_it_was() -> None:
         assert torch.equal(engine.slots[[3]], right)
 
 
+def test_a_state_is_kept_until_its_copy_has_ended() -> None:
+    """The device gives memory to the model once nothing refers to it, also while a copy on another stream reads it."""
+    with engine_on(CountingDevice(), is_overwritten=True) as engine:
+        engine.device.gate.clear()
+        done = threading.Event()
+        for finish in (lambda: None, done.set):
+            engine.copier.save(engine.copies(BlockPairs([7], [3])), finish)
+        engine.device.gate.set()
+        assert done.wait(PATIENCE_SECONDS)
+        assert engine.device.kept == [2 * NUM_LAYERS, NUM_LAYERS]
+        wait_until(lambda: not engine.device.snapshots, what="the release of the states")
+
+
 def test_a_failed_copy_stops_the_engine_with_its_next_one() -> None:
     with engine_on(CountingDevice(failure=RuntimeError("illegal address"))) as engine:
         copies = engine.copies(BlockPairs([1], [5]))
