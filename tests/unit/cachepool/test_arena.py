@@ -1,5 +1,6 @@
 """The arena is sealed, sparse, and says by generations which slots were given to other blocks."""
 
+import ctypes
 import errno
 import fcntl
 import mmap
@@ -80,9 +81,8 @@ def test_every_mapping_prefers_the_node(arena: Arena) -> None:
             arena.prefer_node(0)
         except PermissionError:
             pytest.skip("the system allows no policy, as in a container")
-        mapping[0] = 1
-        found = [line for line in _POLICIES.read_text().splitlines() if "prfaas-arena" in line]
-        assert len(found) >= 2 and all(" prefer:0 " in line for line in found)
+        start = ctypes.addressof(ctypes.c_char.from_buffer(mapping))
+        assert f"\n{start:x} prefer:0 file=" in _POLICIES.read_text()
 
 
 @pytest.mark.parametrize("node", [-1, 1000, 1 << 40])
