@@ -11,6 +11,7 @@ from prfaas import local
 from prfaas.config import load_mapping, setting
 from prfaas.config_checks import check_socket_path
 
+DEFAULT_STAGING_BYTES = 512 << 20
 LAYERWISE_MODES = ("auto", "on", "off")
 
 
@@ -50,6 +51,12 @@ class ConnectorSettings:
     )
     reuse_min_tokens: int = setting(
         "tokens", default=256, doc="Shorter prompts and answers are neither looked up nor stored."
+    )
+    staging_bytes: int = setting(
+        "bytes",
+        default=DEFAULT_STAGING_BYTES,
+        doc="GPU memory of each rank for copies of recurrent states that the next step overwrites, which is so without "
+        "prefix caching. A state beyond it is not sent or stored.",
     )
     layerwise: str = setting(
         "text",

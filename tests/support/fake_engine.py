@@ -130,6 +130,7 @@ class FakeEngine:
         replicas = [replace(memory, layers=_copy_of(memory.layers)) for _ in range(num_replicas - 1)]
         self._ranks = [memory, *replicas, *others]
         self._workers = []
+        own = ConnectorSettings(agent_socket=agent_socket, **QUIET | settings)
         for number, rank in enumerate(self._ranks):
             replica = number % num_replicas
             client = AgentClient(
@@ -142,7 +143,14 @@ class FakeEngine:
                 num_replicas=num_replicas,
             )
             self._workers.append(
-                WorkerSide(client, rank.layers, rank.layout, is_writer=replica == 0, is_layerwise=is_layerwise)
+                WorkerSide(
+                    client,
+                    rank.layers,
+                    rank.layout,
+                    is_writer=replica == 0,
+                    is_layerwise=is_layerwise,
+                    staging_bytes=own.staging_bytes,
+                )
             )
         self.worker = self._workers[0]
         self.num_streamed_steps = 0  # Steps in which a layer is copied when it ends.
@@ -150,7 +158,7 @@ class FakeEngine:
         self.scheduler = SchedulerSide(
             self.client,
             BlockMap(memory.groups),
-            ConnectorSettings(agent_socket=agent_socket, **QUIET | settings),
+            own,
             directions=directions,
             pins=BlockPins(self._pinned.update, self._unpin),
             num_workers=len(self._ranks),

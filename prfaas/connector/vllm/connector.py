@@ -326,7 +326,13 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
         )
         is_layerwise = self._settings.layerwise != "off"
         self._worker = WorkerSide(
-            client, layers, layout, copy_batch=swap_blocks_batch, is_writer=replica == 0, is_layerwise=is_layerwise
+            client,
+            layers,
+            layout,
+            copy_batch=swap_blocks_batch,
+            is_writer=replica == 0,
+            is_layerwise=is_layerwise,
+            staging_bytes=self._settings.staging_bytes,
         )
         is_compiled = not self._vllm_config.model_config.enforce_eager
         for name in self._worker.linear_layers if is_layerwise else ():

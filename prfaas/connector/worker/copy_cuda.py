@@ -118,7 +118,12 @@ class Extents:
 
 
 class CudaCopier:
-    """Copier for blocks in GPU memory. The engine does not wait for copies, and `done` runs on another thread."""
+    """Copier for blocks in GPU memory. The engine does not wait for copies, and `done` runs on another thread.
+
+    States that the next step overwrites are first copied within GPU memory.
+    """
+
+    stages_states = True
 
     def __init__(
         self,

@@ -99,6 +99,8 @@ LayerCopy = tuple[LayerBlocks, BlockPairs]
 class HostCopier:
     """Copier for blocks in host memory. Each copy is complete when its call returns."""
 
+    stages_states = False
+
     def __init__(self, slots: Sequence[torch.Tensor]) -> None:
         """Copy to and from the slots of arenas, each of shape [slot, byte]."""
         self._slots = slots

@@ -14,6 +14,7 @@ from prfaas.agent.engine.ring import EntryKind, RingEntry
 from prfaas.connector.block_map import BlockSpan
 from prfaas.connector.counts import Counts
 from prfaas.connector.metadata import Copy, Save, Step
+from prfaas.connector.settings import DEFAULT_STAGING_BYTES
 from prfaas.connector.worker.copy_cuda import Copier, CopyBatch, copier_for
 from prfaas.connector.worker.copy_host import BlockPairs, LayerBlocks, LayerCopy
 from prfaas.kv.layout import Layout, siblings
@@ -109,11 +110,13 @@ class WorkerSide:
         copy_batch: CopyBatch | None = None,
         is_writer: bool = True,
         is_layerwise: bool = True,
+        staging_bytes: int = DEFAULT_STAGING_BYTES,
     ) -> None:
         """Map the agent's arena. Blocks in GPU memory need `copy_batch`.
 
         A worker that is no writer has the same KV as another one, which saves the blocks for both. With `is_layerwise`
         blocks for other agents are copied at the end of each layer; all others are copied at the end of a step.
+        States beyond `staging_bytes` that wait for their copy are not saved.
         """
         self._client = client
         self._copy_batch = copy_batch
@@ -133,6 +136,9 @@ class WorkerSide:
         self._saves: dict[int, _GroupSaves] = {}  # Saves of the step by group.
         self._pending: list[str] = []  # Layers of the step that are not copied yet.
         self._streamed: set[str] = set()  # Pending layers that are copied when they end.
+        self._staging_bytes = staging_bytes
+        self._num_staged_bytes = 0  # States that wait for their copy.
+        self._step_staged_bytes = 0  # Those of the step.
         self._backlog: deque[RingEntry] = deque()  # Entries for which the ring had no room, in order.
         self._lock = threading.Lock()
         self._is_closed = threading.Event()
@@ -146,6 +152,10 @@ class WorkerSide:
     def _take_arena(self) -> None:
         device = next(iter(self._layers.values())).pages.device
         self._copier: Copier = copier_for(self._client, self._layout, device=device, copy_batch=self._copy_batch)
+        self._state_bytes: dict[int, int] = {}  # Bytes to stage for a state of each group whose states are overwritten.
+        for layer in self._layers.values():
+            if layer.is_overwritten and self._copier.stages_states:
+                self._state_bytes[layer.group] = self._state_bytes.get(layer.group, 0) + layer.slice.payload_bytes
         self._generations = [self._client.slot_generations(arena) for arena in range(len(self._sources))]
         self._epoch = self._client.attached.epoch
         self._session = 0  # Latest connection of the scheduler to this agent that a step has named.
@@ -165,13 +175,31 @@ class WorkerSide:
         self._saves = {}
         self._pending = []
         self._streamed = set()
+        self._free_staging(self._step_staged_bytes)
+        self._step_staged_bytes = 0
         for save in self._step.saves if self._is_writer else ():
-            for copy in (copy for span in save.spans for copy in span.copies(self._rank)):
+            for copy in self._stage(save, [copy for span in save.spans for copy in span.copies(self._rank)]):
                 self._saves.setdefault(copy.span.group, _GroupSaves()).add(save, copy)
         for group, saves in self._saves.items():
             self._pending += self._names_by_group[group]
             if self._is_layerwise and saves.num_sent:
                 self._streamed.update(self._names_by_group[group])
+
+    def _stage(self, save: Save, copies: Sequence[Copy]) -> Sequence[Copy]:
+        """Take memory for the states among the copies of a save, or return the other copies if too many states wait."""
+        num_bytes = sum(self._state_bytes.get(copy.span.group, 0) * len(copy.slots) for copy in copies)
+        with self._lock:
+            waiting_bytes = self._num_staged_bytes
+            if not waiting_bytes or not num_bytes or waiting_bytes + num_bytes <= self._staging_bytes:
+                self._num_staged_bytes += num_bytes
+                self._step_staged_bytes += num_bytes
+                return copies
+        _log.warning("states.staging_full", handle=save.handle, num_bytes=num_bytes, staging_bytes=self._staging_bytes)
+        return [copy for copy in copies if copy.span.group not in self._state_bytes]
+
+    def _free_staging(self, num_bytes: int) -> None:
+        with self._lock:
+            self._num_staged_bytes -= num_bytes
 
     def _follow_scheduler(self) -> None:
         """Attach to the next agent if this connection is lost, since the scheduler has attached to another one.
@@ -229,10 +257,12 @@ class WorkerSide:
             entries.append(RingEntry(EntryKind.SCHEDULER_REATTACHED, self._session))
         names, self._pending = self._pending, []
         self._streamed = set()
-        self._save(names, entries, partial(self._end_saves, step))
+        self._save(names, entries, partial(self._end_saves, step, self._step_staged_bytes))
+        self._step_staged_bytes = 0
 
-    def _end_saves(self, step: Step) -> None:
+    def _end_saves(self, step: Step, num_staged_bytes: int) -> None:
         """Note that the engine may reuse the blocks of a step's saves."""
+        self._free_staging(num_staged_bytes)
         with self._lock:
             self._stored.update(save.release for save in step.saves if save.release is not None)
             if step.number:
