@@ -25,10 +25,11 @@ class InboundProgress:
 
     Attributes:
         waited_seconds: Time since the engine claimed the transfer.
-        total_bytes: Bytes to receive; 0 until the sender has opened the transfer.
+        total_bytes: Bytes to receive, as far as known.
         missing_bytes: Bytes that have not arrived.
         flowing_seconds: Time since the first byte; 0 before.
         paused_seconds: Time since the latest byte, or since the claim.
+        is_open: The sender has opened the transfer.
     """
 
     waited_seconds: float
@@ -36,6 +37,7 @@ class InboundProgress:
     missing_bytes: float = 0
     flowing_seconds: float = 0.0
     paused_seconds: float = 0.0
+    is_open: bool = True
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ def remaining_seconds(progress: InboundProgress) -> float:
     one without bytes is expected to wait as long again as it has waited. Later, the mean rate since the first byte holds,
     unless the transfer pauses.
     """
-    if not progress.total_bytes:
+    if not progress.is_open:
         return PAUSE_FACTOR * progress.waited_seconds
     arrived_bytes = progress.total_bytes - progress.missing_bytes
     if not arrived_bytes:

@@ -298,11 +298,8 @@ class Twin:
         key = decision.prefill, self._nodes[decision.decode].state.cluster
         waited = self.timeline.now - since
         transfers = self._transfers.get(key)
-        progress = (
-            InboundProgress(waited, 1.0, 1.0)
-            if transfers is None
-            else transfers.progress(request, waited_seconds=waited)
-        )
+        unstarted = InboundProgress(waited)
+        progress = unstarted if transfers is None else transfers.progress(request, waited_seconds=waited)
         queue = self._recomputes[decision.decode]
         local_seconds = queue.local_seconds(local, now=self.timeline.now)
         chosen = decide(progress, local_seconds=local_seconds, min_wait_seconds=self.rules.hedge_seconds)

@@ -145,7 +145,8 @@ class InboundTransfers(TransferTable[InboundTransfer]):
 
     def _hedge(self, transfer: InboundTransfer, claim: Sequence[Any] | None, *, now: float) -> None:
         waited = now - transfer.claimed_at
-        progress = InboundProgress(waited, paused_seconds=waited) if claim is None else InboundProgress(waited, *claim)
+        unopened = InboundProgress(waited, paused_seconds=waited, is_open=False)
+        progress = unopened if claim is None else InboundProgress(waited, *claim)
         prefill_seconds = self._prefill_rate.seconds(transfer.num_tokens)
         local = self._recomputes.local_seconds(prefill_seconds, now=now)
         decision = decide(progress, local_seconds=local, min_wait_seconds=self._silence_seconds)

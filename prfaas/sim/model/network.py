@@ -196,13 +196,12 @@ class Transfers:
     def progress(self, request: SimulatedRequest, *, waited_seconds: float) -> InboundProgress:
         """Return what has arrived of a request's KV."""
         # A sender opens its transfer at once, unless its link has been down for the whole wait.
-        is_open = waited_seconds > self._egress.down_seconds
-        unknown = self._timeline.now, float(is_open), float(is_open)
-        started_at, total_bytes, unsent_bytes = self._active.get(request, unknown)
+        is_open = request in self._active or waited_seconds > self._egress.down_seconds
+        started_at, total_bytes, unsent_bytes = self._active.get(request, (self._timeline.now, 0.0, 0.0))
         missing_bytes = unsent_bytes + self._egress.bytes_left(request)
         flowing_seconds = self._timeline.now - started_at
         paused_seconds = waited_seconds if missing_bytes >= total_bytes else self._egress.down_seconds
-        return InboundProgress(waited_seconds, total_bytes, missing_bytes, flowing_seconds, paused_seconds)
+        return InboundProgress(waited_seconds, total_bytes, missing_bytes, flowing_seconds, paused_seconds, is_open)
 
 
 def _pieces(num_layers: int) -> Iterator[tuple[float, float]]:

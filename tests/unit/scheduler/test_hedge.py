@@ -18,8 +18,8 @@ def _decide(progress: InboundProgress, local_seconds: float = LOCAL_SECONDS) -> 
 @pytest.mark.parametrize(
     ("progress", "expected"),
     [
-        (InboundProgress(0.5), ("wait", "no_hurry")),
-        (InboundProgress(1.1), ("recompute", "not_begun")),
+        (InboundProgress(0.5, is_open=False), ("wait", "no_hurry")),
+        (InboundProgress(1.1, is_open=False), ("recompute", "not_begun")),
         (InboundProgress(2.4, 1000, 1000, 0.0, 2.0), ("wait", "arrives_first")),
         (InboundProgress(2.6, 1000, 1000, 0.0, 2.0), ("recompute", "not_begun")),
         (InboundProgress(9.0, 1000, 500, 2.0, 0.1), ("wait", "arrives_first")),
