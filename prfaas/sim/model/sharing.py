@@ -83,8 +83,8 @@ class SharedInstance(SimulatedEngine):
         self._sharing = PartitionState()
         # A decode step runs, or waits for its pause to end.
         self._is_stepping = self._is_paused = False
-        # Counts pauses, steps and stops: the end of an earlier one is void.
-        self._number = 0
+        # Id of the latest pause, step or stop: the end of an earlier one is void.
+        self._event_id = 0
 
     def decode(self, request: SimulatedRequest) -> None:
         if self._is_stopped:
@@ -96,7 +96,7 @@ class SharedInstance(SimulatedEngine):
     def stop(self) -> None:
         super().stop()
         self._is_stepping, self._is_paused, self._current = False, False, None
-        self._number += 1
+        self._event_id += 1
         self._joining.clear()
 
     # Prefill side
@@ -149,7 +149,7 @@ class SharedInstance(SimulatedEngine):
             self._callbacks.on_prefilled(prefill)
         self._start_queued()
         if self._is_paused:
-            self._begin_step(self._number)
+            self._begin_step(self._event_id)
         elif not self._is_stepping:
             self._step()
 
@@ -173,28 +173,28 @@ class SharedInstance(SimulatedEngine):
         self._share()
         if not self._is_stepping:
             return
-        self._number += 1
+        self._event_id += 1
         self._gap_start, partition = self._timeline.now, self._sharing.partition
         seconds = self._step_seconds()
         pause = pause_seconds(partition, seconds, policy=self._policy)
         if is_urgent or not pause or self._current is None:
-            self._begin_step(self._number)
+            self._begin_step(self._event_id)
             return
         self._is_paused, self._prefill_speed = True, 1.0
         self._await_prompt()
-        self._timeline.at(self._timeline.now + pause, self._begin_step, self._number)
+        self._timeline.at(self._timeline.now + pause, self._begin_step, self._event_id)
 
-    def _begin_step(self, number: int) -> None:
+    def _begin_step(self, event_id: int) -> None:
         """Begin a decode step after its pause, which also ends with a prompt."""
-        if number != self._number:
+        if event_id != self._event_id:
             return
         if self._is_paused:
             self._move()
             self._is_paused, self._prefill_speed = False, self._speeds.prefill_speed(self._sharing.partition)
             self._await_prompt()
-        self._number += 1
+        self._event_id += 1
         seconds = self._step_seconds()
-        self._timeline.at(self._timeline.now + seconds, self._end_step, (seconds, self._number))
+        self._timeline.at(self._timeline.now + seconds, self._end_step, (seconds, self._event_id))
 
     def _step_seconds(self) -> float:
         return self._batch.seconds(1) / self._speeds.decode_speed(self._sharing.partition, self._batch.num)
@@ -213,8 +213,8 @@ class SharedInstance(SimulatedEngine):
             self._fresh.append(request)
 
     def _end_step(self, step: tuple[float, int]) -> None:
-        seconds, number = step
-        if number != self._number:
+        seconds, event_id = step
+        if event_id != self._event_id:
             return
         now = self._timeline.now
         self.busy.add(now - seconds, now, seconds)
