@@ -66,10 +66,10 @@ from prfaas.connector.vllm.kv_layout import (
     Rank,
     block_map,
     check_cache,
+    count_equal_ranks,
     describe,
     has_one_attention,
-    kv_heads,
-    num_replicas,
+    kv_head_counts,
     packing,
     without_drafts,
 )
@@ -308,9 +308,10 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
         kernels += f"; drafts={self._drafts}" if self._drafts else ""
         size = self._vllm_config.parallel_config.tensor_parallel_size
         tensor_rank = get_tensor_model_parallel_rank() if size > 1 else 0
-        heads = self._numbers_of_heads()
-        copies, alike = num_replicas(self._kv_cache_config, num_ranks=size, kv_heads=heads)
-        rank = Rank(self._model, Shard(tensor_rank // copies, size // copies), heads, alike // copies)
+        counts = self._kv_head_counts()
+        equal = count_equal_ranks(self._kv_cache_config, num_ranks=size, kv_head_counts=counts)
+        copies = equal.in_all_layers
+        rank = Rank(self._model, Shard(tensor_rank // copies, size // copies), counts, equal.in_attention // copies)
         layout, layers = describe(self._kv_cache_config, kv_caches, rank, packing=kernels)
         replica = tensor_rank % copies
         client = AgentClient(
@@ -339,12 +340,12 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
             on_layer_end(modules[name], partial(self._worker.on_layer_end, name), is_compiled=is_compiled)
         _log.info("engine.attached", agent=client.attached.agent, layout=layout.to_dict())
 
-    def _numbers_of_heads(self) -> set[int]:
+    def _kv_head_counts(self) -> set[int]:
         """Return all numbers of KV heads that layers have, those of drafts among them."""
         speculation = self._vllm_config.speculative_config
         draft = speculation.draft_model_config if speculation and self._drafts else None
         models = (self._vllm_config.model_config, draft)
-        return set().union(*(kv_heads(model) for model in models if model is not None))
+        return set().union(*(kv_head_counts(model) for model in models if model is not None))
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         """Begin the step. The base class gets metadata only if a layer is copied at its end: then vLLM reports layers."""

@@ -8,7 +8,7 @@ import platform
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import vllm
@@ -114,7 +114,7 @@ class Rank:
 
     model: str  # Identity of the weights.
     shard: Shard
-    kv_heads: Collection[int]  # Numbers of KV heads that layers of the whole model have.
+    kv_head_counts: Collection[int]  # Of layers of the whole model.
     num_pieces: int = 1
 
 
@@ -133,44 +133,51 @@ def _is_draft(name: str, num_target_layers: int) -> bool:
     return is_named or any(part.isdigit() and int(part) >= num_target_layers for part in parts)
 
 
-def kv_heads(model: Any) -> set[int]:
+def kv_head_counts(model: Any) -> set[int]:
     """Return all numbers of KV heads that a ModelConfig of vLLM names. Windows may have more than full attention."""
-    return {model.get_total_num_kv_heads(), *_numbers_of_heads(model.hf_text_config.to_dict())}
+    return {model.get_total_num_kv_heads(), *_head_counts(model.hf_text_config.to_dict())}
 
 
-def _numbers_of_heads(settings: Mapping[Any, Any]) -> Iterator[int]:
+def _head_counts(settings: Mapping[Any, Any]) -> Iterator[int]:
     for name, value in settings.items():
         if isinstance(value, Mapping):
-            yield from _numbers_of_heads(value)
+            yield from _head_counts(value)
         elif _HEADS.search(str(name)):
             yield from (number for number in (value if isinstance(value, list) else [value]) if isinstance(number, int))
 
 
-def num_replicas(config: KVCacheConfig, *, num_ranks: int, kv_heads: Collection[int]) -> tuple[int, int]:
-    """Return how many consecutive tensor-parallel ranks have equal KV in every layer, and in every layer of attention.
+class EqualRanks(NamedTuple):
+    """Numbers of consecutive tensor-parallel ranks that have equal KV: in every layer, and in every layer of attention."""
+
+    in_all_layers: int
+    in_attention: int
+
+
+def count_equal_ranks(config: KVCacheConfig, *, num_ranks: int, kv_head_counts: Collection[int]) -> EqualRanks:
+    """Return how many ranks have equal KV.
 
     vLLM repeats the latents of MLA on all ranks, and the heads of a model with fewer heads than ranks.
     """
     groups = [config.kv_cache_groups[index] for index in config.transfer_group_ids]
     specs = [spec for group in groups for spec in iter_layer_specs(group.kv_cache_spec)]
     attention = [spec for spec in specs if not isinstance(spec, MambaSpec)]
-    found = [[_num_equal_ranks(spec, num_ranks, kv_heads) for spec in some] for some in (specs, attention)]
-    return math.gcd(num_ranks, *found[0]), math.gcd(num_ranks, *found[1])
+    found = [[_num_equal_ranks(spec, num_ranks, kv_head_counts) for spec in some] for some in (specs, attention)]
+    return EqualRanks(math.gcd(num_ranks, *found[0]), math.gcd(num_ranks, *found[1]))
 
 
-def _num_equal_ranks(spec: Any, num_ranks: int, kv_heads: Collection[int]) -> int:
+def _num_equal_ranks(spec: Any, num_ranks: int, kv_head_counts: Collection[int]) -> int:
     if isinstance(spec, MambaSpec):
         return num_ranks if spec.tp_replicated else 1
     is_latent = isinstance(spec, MLAAttentionSpec)
-    num_shares = spec.max_tp_shards or (None if is_latent else _total_heads(spec, num_ranks, kv_heads))
+    num_shares = spec.max_tp_shards or (None if is_latent else _total_heads(spec, num_ranks, kv_head_counts))
     return max(1, num_ranks // (num_shares or num_ranks))
 
 
-def _total_heads(spec: Any, num_ranks: int, kv_heads: Collection[int]) -> int | None:
+def _total_heads(spec: Any, num_ranks: int, kv_head_counts: Collection[int]) -> int | None:
     """Return the KV heads of a layer over all ranks, or None if several numbers leave one head to a rank."""
     if num_ranks == 1 or spec.num_kv_heads > 1:
         return int(spec.num_kv_heads * num_ranks)
-    fitting = [number for number in kv_heads if number <= num_ranks]
+    fitting = [number for number in kv_head_counts if number <= num_ranks]
     return fitting[0] if len(fitting) == 1 else None
 
 
@@ -332,7 +339,7 @@ def _heads(spec: Any, rank: Rank) -> tuple[int, int] | None:
     """
     if isinstance(spec, MLAAttentionSpec):
         return 0, 1
-    total = _total_heads(spec, rank.shard.size, rank.kv_heads)
+    total = _total_heads(spec, rank.shard.size, rank.kv_head_counts)
     return None if total is None else (rank.shard.rank * total // rank.shard.size, int(spec.num_kv_heads))
 
 

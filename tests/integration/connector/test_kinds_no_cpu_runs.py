@@ -9,7 +9,7 @@ from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
 from vllm.v1.kv_cache_interface import KVCacheConfig, MambaSpec
 
 from prfaas.cachepool.arena import shape_of
-from prfaas.connector.vllm.kv_layout import Rank, block_map, describe, num_replicas
+from prfaas.connector.vllm.kv_layout import Rank, block_map, count_equal_ranks, describe
 from prfaas.types import Shard
 from tests.support.agent_nodes import Nodes, leave_prefix, load_and_finish, prompt_of, reuse_prefix
 from tests.support.fake_engine import NUM_BLOCKS, FakeEngine, Memory
@@ -50,8 +50,8 @@ def like_kimi_linear(model: str, shard: Shard) -> Memory:
 
 
 def described(config: KVCacheConfig, model: str, shard: Shard) -> Memory:
-    found = num_replicas(config, num_ranks=shard.size, kv_heads={1})
-    layout, layers = describe(config, shared_caches(config), Rank(model, shard, {1}, found[1]), packing="p")
+    found = count_equal_ranks(config, num_ranks=shard.size, kv_head_counts={1})
+    layout, layers = describe(config, shared_caches(config), Rank(model, shard, {1}, found.in_attention), packing="p")
     return Memory(layout, layers, block_map(config).groups)
 
 

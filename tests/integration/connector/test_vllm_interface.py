@@ -42,10 +42,10 @@ from prfaas.connector.vllm.kv_layout import (
     PLAIN_BACKENDS,
     Rank,
     block_map,
+    count_equal_ranks,
     describe,
     has_one_attention,
-    kv_heads,
-    num_replicas,
+    kv_head_counts,
     packing,
 )
 from prfaas.connector.vllm.request import token_chain
@@ -146,7 +146,7 @@ def test_ranks_with_equal_kv_are_replicas(
     specs: list[KVCacheSpec], num_ranks: int, heads: set[int], replicas: tuple[int, int]
 ) -> None:
     config = config_of(*(([str(name)], spec) for name, spec in enumerate(specs)))
-    assert num_replicas(config, num_ranks=num_ranks, kv_heads=heads) == replicas
+    assert count_equal_ranks(config, num_ranks=num_ranks, kv_head_counts=heads) == replicas
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_ranks_with_equal_kv_are_replicas(
 )
 def test_all_numbers_of_kv_heads_in_a_configuration_are_found(settings: dict[str, Any], expected: set[int]) -> None:
     text = SimpleNamespace(to_dict=lambda: {"num_key_value_heads": 4, "num_heads": 64} | settings)
-    assert kv_heads(SimpleNamespace(hf_text_config=text, get_total_num_kv_heads=lambda: 4)) == expected
+    assert kv_head_counts(SimpleNamespace(hf_text_config=text, get_total_num_kv_heads=lambda: 4)) == expected
 
 
 def test_a_layer_of_which_the_heads_are_not_known_is_exchanged_between_equal_sizes_alone() -> None:
