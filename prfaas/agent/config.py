@@ -139,7 +139,8 @@ class AgentConfig:
         "seconds",
         default=2.0,
         formerly=("reconnect_seconds",),
-        doc="Longest silence of a peer: a transfer fails after this time without a connection or a sign of life.",
+        doc="Longest silence of a peer, or of an engine that answers no health checks: a transfer fails after this time "
+        "without a connection or a sign of life.",
     )
     open_timeout_seconds: float = setting(
         "seconds", default=5.0, doc="Longest wait for a transfer that its sender has not opened."

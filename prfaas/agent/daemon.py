@@ -267,7 +267,7 @@ class Agent:
             self._inbound.expire(now)
             self._prefix_store.expire(now)
             for instance in self._reporter.silent_engines() if self._reporter else ():
-                self._outbound.engine_silent(instance, seconds=self._config.silence_seconds)
+                self._outbound.engine_silent(instance, now=now, seconds=self._config.silence_seconds)
             for link in self._links.take_idle(now):
                 asyncio.get_running_loop().run_in_executor(None, link.close)
             if self._ssd is not None:
@@ -359,9 +359,9 @@ class Agent:
         self._pending_claims = [pair for pair in self._pending_claims if not is_meant(*pair)]
 
     def _on_ring_written(self, worker: EngineConnection) -> None:
-        entries = worker.ring.drain() if worker.ring else []
+        entries, now = worker.ring.drain() if worker.ring else [], time.monotonic()
         for entry in entries if worker.is_writer else ():
-            self._outbound.on_ring(worker, entry)
+            self._outbound.on_ring(worker, entry, now=now)
             self._prefix_store.on_ring(worker, entry)
 
     def _on_lost(self, engine: EngineConnection) -> None:

@@ -1,6 +1,5 @@
 """Outbound transfers: from an engine's layers in their slots to bytes that the peer has acknowledged."""
 
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -158,9 +157,9 @@ class OutboundTransfers:
             tenant=grant.tenant,
         )
 
-    def on_ring(self, worker: EngineConnection, entry: RingEntry) -> None:
-        """Take a worker's ring entry. Entries of other engines' transfers are ignored."""
-        self._heard_at[worker.instance] = time.monotonic()
+    def on_ring(self, worker: EngineConnection, entry: RingEntry, *, now: float) -> None:
+        """Take a worker's ring entry; `now` is monotonic seconds. Entries of other engines' transfers are ignored."""
+        self._heard_at[worker.instance] = now
         if entry.kind is EntryKind.SCHEDULER_REATTACHED:
             for transfer in [t for t in self._by_id.values() if t.engine.session < entry.handle]:
                 self._rank_done(transfer, worker)
@@ -203,10 +202,12 @@ class OutboundTransfers:
             transfer.cancel_if_incomplete("the sending engine is gone")
             transfer.is_engine_done = transfer.is_engine_done or is_last
             self._maybe_end(transfer)
+        if is_last:
+            self._heard_at.pop(engine.instance, None)
 
-    def engine_silent(self, instance: str, *, seconds: float) -> None:
+    def engine_silent(self, instance: str, *, now: float, seconds: float) -> None:
         """Cancel the incomplete transfers of an engine that answers no health checks and has written nothing for `seconds`."""
-        if time.monotonic() - self._heard_at.get(instance, 0.0) < seconds:
+        if now - self._heard_at.get(instance, 0.0) < seconds:
             return
         for transfer in self._by_id.values():
             if transfer.engine.instance == instance:
