@@ -59,7 +59,6 @@ NOT_RUN = {
 # Pages whose commands are only parsed, and why.
 PARSED = {
     "tracing": "pip alone",
-    "vllm-entry": "commands of the page `vllm` again, as a draft for vLLM's own documentation",
     "vllm": "an engine's commands, with a model of many GB; tests/integration/connector has vLLM parse them",
 }
 RUN_SECONDS = 3000.0  # The twin's block on a busy machine.
