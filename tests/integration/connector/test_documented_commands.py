@@ -27,5 +27,5 @@ def test_vllm_accepts_every_documented_command() -> None:
             connectors.append(arguments.kv_transfer_config.kv_connector)
             if connectors[-1] == "PrfaasConnector":
                 settings.read(arguments.kv_transfer_config.kv_connector_extra_config)
-    assert sorted(connectors) == ["MultiConnector", "OffloadingConnector", *["PrfaasConnector"] * 4]
-    assert len(COMMANDS) == 6
+    assert sorted(connectors) == ["MultiConnector", "OffloadingConnector", *["PrfaasConnector"] * 3]
+    assert len(COMMANDS) == 5
