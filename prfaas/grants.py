@@ -20,6 +20,7 @@ from prfaas.types import TRANSFER_ID_BYTES, AgentName, BlockHash, TransferId
 
 TRANSFER_VERSION = 1  # Without `kind`, so that agents of earlier versions accept transfers.
 VERSION = 2  # For copies.
+MAX_TRANSFER_BYTES = 64 << 30  # KV of one request.
 MAX_GRANT_BYTES = 2048  # A grant with two names of 255 bytes has under 900 bytes.
 _MAC_BYTES = 32
 MIN_SECRET_BYTES = 32

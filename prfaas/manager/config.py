@@ -57,6 +57,7 @@ class ManagerConfig:
         "rebalance_max_holders": "a hot prefix has at most 8 holders",
         "rebalance_repeat_seconds": "a node that evicted a prefix does not get it again for 5 minutes",
         "max_copies_per_caller": "a caller may have 1024 prefix copies in progress",
+        "max_transfer_bytes": "a transfer may bring 64 GiB",
     }
 
     name: str = setting("text", default="manager", doc="Name of this manager in logs and snapshots.")
@@ -154,7 +155,6 @@ class ManagerConfig:
         only_where={"local_policy": "ppd"},
         doc="JSON file with PPD's decision table, in its authors' form.",
     )
-    max_transfer_bytes: int = setting("bytes", default=64 << 30, doc="Largest KV of one transfer.")
     rebalance_bytes_per_second: float = setting(
         "rate", default=125_000_000.0, doc="Egress budget of each cluster for copies of hot prefixes; 0Gbps: no copies."
     )

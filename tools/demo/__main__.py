@@ -28,7 +28,6 @@ from tools.tiny_models import FAMILIES, VOCABULARY, make_model
 DEFAULT_MODEL = "granite4h"
 THRESHOLD_TOKENS = 512
 LINK = LinkShape(delay_seconds=0.005, bytes_per_second=50e6)
-MAX_TRANSFER = "64MiB"
 REAL_MODEL = Path(sys.prefix) / "share" / "prfaas" / "smollm2"  # Goes with the virtual environment.
 
 
@@ -88,9 +87,7 @@ def _play(directory: Path, family: str, *, corrupt: bool, keep: bool, say: Any) 
     with Children(directory, check=_check_interrupt) as children, ExitStack() as links:
         stack = Stack(children, directory)
         say("manager with its own Redis")
-        manager, grpc, manager_url = stack.start_manager(
-            threshold_tokens=THRESHOLD_TOKENS, max_transfer_bytes=MAX_TRANSFER
-        )
+        manager, grpc, manager_url = stack.start_manager(threshold_tokens=THRESHOLD_TOKENS)
         stack.await_server(manager, manager_url, path="/healthz")
         say(f"dashboard: {manager_url}")
         router, url = stack.start_router({"managers": [grpc], "cluster": "west"})

@@ -10,6 +10,7 @@ from typing import Literal
 
 from prfaas import logs, metrics
 from prfaas.errors import FencedError, IndexRefusal
+from prfaas.grants import MAX_TRANSFER_BYTES
 from prfaas.index.membership import Member
 from prfaas.manager.config import GRANT_SECONDS, ManagerConfig
 from prfaas.manager.operations.commands import Copies, CopyOrder
@@ -80,7 +81,6 @@ class Operations:
         rebalancer: Rebalancer,
         changes_roles: bool,
     ) -> None:
-        self._config = config
         self._world = world
         self._replication = replication
         self._copies = copies
@@ -100,7 +100,7 @@ class Operations:
                 source=source,
                 destination=destination,
                 purpose="fetch" if request.is_fetch else "order",
-                max_bytes=self._config.max_transfer_bytes,
+                max_bytes=MAX_TRANSFER_BYTES,
                 priority=request.priority,
                 seconds=min(request.timeout_seconds or GRANT_SECONDS, GRANT_SECONDS),
                 caller=who,

@@ -239,7 +239,7 @@ class RequestRouter:
             destination_address=decode.member.node.wire_address,
             prompt_hash=BlockHash(request.prompt_hash),
             num_tokens=request.num_prompt_tokens - 1,
-            max_bytes=self.config.max_transfer_bytes,
+            max_bytes=grants.MAX_TRANSFER_BYTES,
             tenant=request.tenant,
             expires_at=self._wall_clock() + GRANT_SECONDS,
         )

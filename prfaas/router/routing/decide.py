@@ -16,7 +16,6 @@ from prfaas.scheduler.snapshot import RequestFacts
 from prfaas.types import AgentName, TransferId
 
 MAX_SESSIONS = 100_000  # About 20 MB. The least recently used session is dropped first.
-MAX_TRANSFER_BYTES = 64 << 30
 
 
 class DecisionMaker:
@@ -80,7 +79,7 @@ class DecisionMaker:
             destination_address=decode.address.wire,
             prompt_hash=chain.at(chain.num_tokens),
             num_tokens=chain.num_tokens,
-            max_bytes=MAX_TRANSFER_BYTES,
+            max_bytes=grants.MAX_TRANSFER_BYTES,
             tenant=tenant,
             expires_at=time.time() + self._config.transfer_deadline,
         )
