@@ -12,7 +12,7 @@ TTFT_BUCKETS_SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60
 
 TRANSFERS = Counter(
     "prfaas_agent_transfers",
-    "Transfers that ended. direction is in or out. outcome is completed or the failure reason.",
+    "Ended transfers. direction is in or out. outcome is completed or the failure reason.",
     ("direction", "outcome"),
 )
 WIRE_BYTES = Counter(
@@ -54,7 +54,7 @@ CLIENT_TLS_REFUSALS = Counter(
 )
 ENGINE_PORT_REFUSALS = Counter(
     "prfaas_agent_engine_port_refusals",
-    "Connections to encrypted ports of engines refused for their certificate.",
+    "Connections to engines refused for their certificate.",
     ("reason",),
 )
 PAGES_REFUSALS = Counter(
@@ -68,7 +68,7 @@ WIRE_REFUSALS = Counter(
 )
 LINK_STALLS = Counter(
     "prfaas_agent_link_stalls",
-    "Stalled connections whose chunks were sent over other connections of the link.",
+    "Stalled connections whose chunks took other connections.",
     ("peer",),
 )
 LINK_CONGESTED = Gauge(
@@ -92,9 +92,8 @@ LINK_ACHIEVABLE = Gauge(
 )
 CONNECTOR_TRANSFERS = Counter(
     "prfaas_connector_transfers",
-    "KV movements of this engine's requests: send, receive, reuse (from the pool), store (at the end), "
-    "checkpoint (during prefill). outcome is completed or the reason. fallback: prompts computed here after the router "
-    "gave the transfer up, by its reason.",
+    "KV movements: send, receive, reuse (from the pool), store (at the end), checkpoint (during prefill). outcome is "
+    "completed or the reason. fallback: prompts computed here after the router gave the transfer up.",
     ("direction", "outcome"),
 )
 CONNECTOR_COPIED_BYTES = Counter(
