@@ -127,7 +127,7 @@ def cause_in_words(state: Congestion, limits: CongestionLimits) -> str:
     }[state.cause]
     unit = words.partition("{}")[2].split()[0]
     figure = f"{float(format(value, '.3g')):,g}"
-    return f"{words.format(figure)}, above the limit of {limit:g} {unit}"
+    return f"{words.format(figure)}, limit {limit:g} {unit}"
 
 
 def raised_threshold(threshold_tokens: int, state: Congestion) -> int:

@@ -88,12 +88,18 @@ class Stage:
         return Figures(engines=(EngineLoad(InstanceId("d1-engine"), 7, 0, 0.25),))
 
     async def ask(self, num_tokens: int) -> None:
+        await self.report(await self.route(num_tokens))
+
+    async def route(self, num_tokens: int) -> pb.RouteResponse:
         self._num_requests += 1
-        chain = chain_of(num_tokens)
         request_id = self._num_requests.to_bytes(8, "big")
-        response = await self.client.route(route_request(chain, request_id=request_id, session=f"s{num_tokens}"))
+        request = route_request(chain_of(num_tokens), request_id=request_id, session=f"s{num_tokens}")
+        return await self.client.route(request)
+
+    async def report(self, response: pb.RouteResponse) -> None:
+        """Report the end of the last routed request."""
         ended = pb.ReportRequestsRequest.Answered(
-            decision_id=request_id,
+            decision_id=self._num_requests.to_bytes(8, "big"),
             route=response.route,
             reason=response.reason,
             status=200,
@@ -334,6 +340,19 @@ async def test_request_shows_with_session_prefix_and_explanation(stage: Stage) -
     )
     await until_true(lambda: _has(stage.window.text("#explanation"), *words))
     assert await stage.window.faults() == []
+    await page.keyboard.press("Escape")
+    await page.locator("#explanation[open]").wait_for(state="hidden")
+
+
+async def test_latest_request_is_explained_with_its_end(stage: Stage) -> None:
+    page = stage.window.page
+    response = await stage.route(1100)
+    await until_true(lambda: _has(stage.window.text("#latest-request"), "Latest remote request", "780 uncached tokens"))
+    await stage.report(response)
+    await until_true(lambda: _has(stage.row_of("requests-table", "s1100"), "as decided"))
+    await page.locator("#latest-request button").click()
+    await page.locator("#explanation[open]").wait_for()
+    assert await _has(stage.window.text("#explanation"), "First token after 2.5 s")
     await page.keyboard.press("Escape")
     await page.locator("#explanation[open]").wait_for(state="hidden")
 

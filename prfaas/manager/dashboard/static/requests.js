@@ -17,7 +17,8 @@ export class Requests {
   }
 
   update({ now, choice }) {
-    showLatest(now);
+    this.now = now;
+    this.showLatest();
     if (this.isPaused) return;
     const rows = now.requests.filter((item) => passes(item, choice));
     const longest = Math.max(0.001, ...rows.map((item) => item.ended?.ttft_seconds ?? 0));
@@ -38,19 +39,20 @@ export class Requests {
       ],
     });
   }
-}
 
-// Why the latest remote request left, or why the latest request did not.
-function showLatest(now) {
-  const item = now.requests.find(({ route }) => route === "remote") ?? now.requests[0];
-  const line = byId("latest-request");
-  if (!item || line.dataset.of === item.id) return;
-  line.dataset.of = item.id;
-  const why = now.decisions.find(({ route, reason }) => route === item.route && reason === item.reason)?.explanation ?? item.reason;
-  const button = html("button", { type: "button" }, "Explain");
-  button.onclick = () => explain(now.requests.find(({ id }) => id === item.id) ?? item);
-  const uncached = item.num_uncached_tokens === null ? "" : `${count(item.num_uncached_tokens)} uncached tokens, `;
-  line.replaceChildren(html("strong", {}, `Latest ${item.route} request`), ` at ${clock(item.at)}: ${uncached}t ${tokens(item.threshold_tokens)}; ${why}. `, button);
+  // Why the latest remote request left, or why the latest request did not.
+  showLatest() {
+    const { requests, decisions } = this.now;
+    const item = requests.find(({ route }) => route === "remote") ?? requests[0];
+    const line = byId("latest-request");
+    if (!item || line.dataset.of === item.id) return;
+    line.dataset.of = item.id;
+    const why = decisions.find(({ route, reason }) => route === item.route && reason === item.reason)?.explanation ?? item.reason;
+    const button = html("button", { type: "button" }, "Explain");
+    button.onclick = () => explain(this.now.requests.find(({ id }) => id === item.id) ?? item);
+    const uncached = item.num_uncached_tokens === null ? "" : `${count(item.num_uncached_tokens)} uncached tokens, `;
+    line.replaceChildren(html("strong", {}, `Latest ${item.route} request`), ` at ${clock(item.at)}: ${uncached}t ${tokens(item.threshold_tokens)}; ${why}. `, button);
+  }
 }
 
 function passes(item, { model, tenant, cluster }) {

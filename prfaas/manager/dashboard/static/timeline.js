@@ -5,8 +5,8 @@ import { seconds, tokens, when } from "./format.js";
 
 const KINDS = {
   plan: ["New plan", ""],
-  congestion: ["Path congested", "busy"],
-  calm: ["Congestion ended", "good"],
+  congestion: ["Threshold raised", "busy"],
+  calm: ["Threshold restored", "good"],
   link_down: ["Path down", "bad"],
   link_up: ["Path up", "good"],
   role_draining: ["Role change begins", "busy"],
@@ -24,7 +24,7 @@ const KINDS = {
 };
 const ENDS = { calm: "congestion", link_up: "link_down", node_drained: "node_draining", answers: "silent", record_found: "record_lost" };
 const LASTING = Object.values(ENDS);
-const MAX_LINES = 6;
+const MAX_LINES = 9;
 export const RECENT_SECONDS = 900;
 
 const titleOf = (change) => KINDS[change.kind]?.[0] ?? change.kind;
