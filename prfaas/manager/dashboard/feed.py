@@ -124,7 +124,8 @@ def changes(before: Sample, now: Sample) -> Iterator[Change]:
         thresholds = before.threshold_tokens, now.threshold_tokens
         yield Change(now.at, "plan", f"plan {now.plan_version}", detail, thresholds)
     for name, path in before.paths.items():
-        yield from _path_changes(now.at, name, path, now.paths.get(name) or _unused(path, now.threshold_tokens))
+        later = now.paths.get(name) or _unused(path, now.threshold_tokens)
+        yield from _path_changes(now.at, name, path, later, planned_tokens=now.threshold_tokens)
     yield from _role_changes(before, now)
     for name in sorted(now.silent - before.silent):
         yield Change(now.at, "silent", name, "gets no new requests")
@@ -159,11 +160,12 @@ def _unused(path: PathPoint, threshold_tokens: int) -> PathPoint:
     return replace(path, multiplier=1.0, threshold_tokens=threshold_tokens, is_down=False)
 
 
-def _path_changes(at: float, name: str, before: PathPoint, now: PathPoint) -> Iterator[Change]:
+def _path_changes(at: float, name: str, before: PathPoint, now: PathPoint, *, planned_tokens: int) -> Iterator[Change]:
     if now.multiplier != before.multiplier:
         eased = f"link below {100 * LIMITS.calm_ratio:g} % of every limit"
         cause = now.reason if now.multiplier > before.multiplier else eased
-        thresholds = before.threshold_tokens, now.threshold_tokens
+        # A plan may have moved t at the same moment, which is a change of its own.
+        thresholds = round(planned_tokens * before.multiplier), now.threshold_tokens
         yield Change(at, "congestion" if now.multiplier > 1 else "calm", name, cause, thresholds)
     if now.is_down != before.is_down:
         yield Change(

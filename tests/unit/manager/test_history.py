@@ -59,6 +59,15 @@ def test_congestion_ends_with_its_last_step() -> None:
     assert [(change.kind, change.thresholds) for change in steps] == [("congestion", (400, 200)), ("calm", (200, 100))]
 
 
+def test_step_of_a_path_leaves_out_a_plan_of_the_same_moment() -> None:
+    raised = replace(CALM, multiplier=2.0, threshold_tokens=600)
+    now = replace(BEFORE, threshold_tokens=300, paths={"east → west": raised})
+    assert [(change.kind, change.thresholds) for change in changes(BEFORE, now)] == [
+        ("plan", (100, 300)),
+        ("congestion", (300, 600)),
+    ]
+
+
 def test_incidents_of_a_path_end_when_its_nodes_leave() -> None:
     raised = replace(CALM, multiplier=2.0, threshold_tokens=200, is_down=True)
     left = changes(replace(BEFORE, paths={"east → west": raised}), replace(BEFORE, paths={}))

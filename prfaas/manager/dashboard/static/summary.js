@@ -3,7 +3,7 @@
 import { byId, html, metric, setText, svg } from "./dom.js";
 import { bitRate, clock, count, isNoLimit, money, percent, rate, seconds, tokens, when } from "./format.js";
 import { coveredSeconds } from "./health.js";
-import { FULL_RATIO, nameOf } from "./map.js";
+import { FULL_RATIO, nameOf, usage } from "./map.js";
 import { incidents, isRise, movementInWords, movements } from "./timeline.js";
 import { DISTANCE_PHASES } from "./ttft.js";
 
@@ -112,19 +112,16 @@ function reasonOf({ plan, manager }) {
 // Means of the last minute, since a transfer fills a link for moments only.
 function tightestLink({ now, figures }) {
   const numSteps = Math.max(1, Math.round((LATELY_SECONDS * figures.num_steps) / (figures.until - figures.since)));
-  const mean = (values) => average(values.slice(-numSteps).filter((value) => value !== null));
-  const known = now.paths.map((path) => {
-    const points = figures.history.paths[nameOf(path)] ?? [];
-    const goodput = mean(points.map((point) => point?.[0] ?? null)) ?? path.bytes_per_second;
-    const capacity = path.capacity_bytes_per_second;
-    return { path, goodput, capacity, share: Math.min(1, goodput / capacity) };
-  }).filter((item) => item.capacity);
+  const known = now.paths.filter((path) => path.capacity_bytes_per_second).map((path) => {
+    const points = (figures.history.paths[nameOf(path)] ?? []).slice(-numSteps).filter((point) => point?.[1]);
+    return { path, share: average(points.map(([goodput, capacity]) => goodput / capacity)) ?? usage(path) };
+  });
   const title = "Fullest link";
   const [first] = known.sort((a, b) => b.share - a.share);
   if (!first) return { title, figure: "unknown", note: "no link's capacity is known yet" };
-  const { path, goodput, capacity, share } = first;
+  const { path, share } = first;
   const isFull = share > FULL_RATIO;
-  const note = `${isFull ? "full" : "no link is full"}; ${nameOf(path)}: ${bitRate(goodput)} of ${bitRate(capacity)}, mean of a minute`;
+  const note = `${isFull ? "full" : "no link is full"}; ${nameOf(path)} with a capacity of ${bitRate(path.capacity_bytes_per_second)}, mean of the last minute`;
   return { title, figure: percent(share), unit: "used", note, mood: path.is_down ? "bad" : isFull ? "busy" : "", split: [{ share, color: 0 }] };
 }
 
