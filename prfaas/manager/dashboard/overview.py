@@ -25,6 +25,7 @@ FIRST_FULL = {"prfaas": "PrfaaS prefill", "link": "the link", "pd-prefill": "loc
 MAX_REQUESTS = 50
 MAX_SESSIONS = 20
 MAX_PREFIXES = 12
+CAPACITY_SECONDS = 3600.0  # A rate that was measured so long ago still shows, like in the charts.
 
 
 @dataclass(frozen=True)
@@ -121,8 +122,9 @@ class Overview:
     def path_records(self) -> Iterator[dict[str, Any]]:
         """Yield each path between two clusters with its own threshold."""
         for view in self.paths.views():
-            # An idle link forgets its rate: the last one counts.
-            measured = view.capacity_bytes_per_second or view.planned_bytes_per_second
+            measured = self.paths.planned_bytes_per_second(
+                view.source, view.destination, within_seconds=CAPACITY_SECONDS
+            )
             listed = self.planner.listed_rate(view.source, view.destination) if self.planner else math.inf
             # An estimate may exceed the line for a moment, and be below a rate that has just grown.
             shown = max(view.bytes_per_second, min(measured, listed)) if measured else 0.0

@@ -100,7 +100,7 @@ function story(incident, value) {
   const last = all.at(-1);
   const rise = all.findLast(isRise);
   const told = [...new Set([rise ?? last, last])].map((move) => `${isRise(move) ? "rose" : "fell"} at ${when(move.at)}, ${movementInWords(move)}`);
-  const replanned = last.values.at(-1) === value ? "" : `. A new plan made it ${tokens(value)}`;
+  const replanned = last.values.at(-1) === value ? "" : `. Now ${tokens(value)}`;
   return `${incident.kind === "plan" ? "Planned t" : `t of ${incident.subject}`} ${told.join(". It ")}${replanned}`;
 }
 
