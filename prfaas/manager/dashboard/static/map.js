@@ -41,7 +41,8 @@ export function stateOf(path) {
   if (path.is_down) return { word: "down", mood: "bad" };
   if (path.multiplier > 1 && path.pressure < RECOVERS_BELOW) return { word: "recovering", mood: "busy" };
   if (path.multiplier > 1) return { word: `congested (${SIGNALS[path.cause] ?? path.cause})`, mood: "busy" };
-  if (usage(path) > FULL_RATIO) return { word: "full", mood: "busy" };
+  // A mean of ten seconds, since a transfer fills a link for moments.
+  if (path.pressures.utilisation >= 1) return { word: "full", mood: "busy" };
   return path.bytes_per_second > 0 ? { word: "carries", mood: "good" } : { word: "idle", mood: "idle" };
 }
 
