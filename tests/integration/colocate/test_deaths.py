@@ -129,7 +129,7 @@ def test_a_decode_worker_that_dies_or_freezes_ends_requests_and_the_instance_com
 @pytest.mark.parametrize("seed", range(10))
 def test_a_hundred_deaths_leave_no_wrong_token_and_no_lost_block(instance: Instance, seed: int) -> None:
     random = Random(seed)
-    prompts = mixed_prompts(30, seed=5)
+    prompts = mixed_prompts(12, seed=5)
     expected = instance.ask_all(prompts)
     for _ in range(10):
         may_end = time.monotonic() - _ended_at[0] > ENDS_WITHIN_SECONDS  # Else the instance gives up.
