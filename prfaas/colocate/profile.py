@@ -43,7 +43,8 @@ from prfaas.solve.files.profile_file import (
 log = logs.get("colocate.profile")
 
 BATCHES = (1, 4, 16)
-CONTEXT_TOKENS = 512  # Of each decoding request.
+CONTEXT_TOKENS = 512  # Of each decoding request beside a prompt.
+LONG_CONTEXT_TOKENS = 2048  # Steps without a prompt beside them are measured at this context too.
 PROMPTS = (256, 512, 1024)  # Prefilled with nothing beside them: three make a curve. Decode runs beside the longest.
 STEPS = 20
 WARM_UP_STEPS = 3
@@ -62,10 +63,16 @@ class Bench:
         self._loads: dict[str, float] = {}  # Start of each prompt that runs beside decode.
         self.prompt_seconds: list[float] = []
         self.max_batch = engine.vllm_config.scheduler_config.max_num_seqs - 1  # Beside one prompt.
+        self._max_model_len: int = engine.vllm_config.model_config.max_model_len
+        self._kv_tokens: int = engine.vllm_config.cache_config.kv_cache_size_tokens
 
     def pin(self, share: float) -> None:
         """Pin decode's share of the cores; 1 gives all cores to both."""
         self._connector.pin(share)
+
+    def long_context(self, batch: int) -> int:
+        """Return the longest context of a batch that the KV cache and the model's length leave room for."""
+        return min(LONG_CONTEXT_TOKENS, self._max_model_len * 3 // 4, self._kv_tokens * 3 // 4 // batch)
 
     def prompt(self, num_tokens: int) -> float:
         """Return the seconds from a prompt's arrival to its token, with nothing beside it."""
@@ -74,10 +81,10 @@ class Bench:
             self._step()
         return self.prompt_seconds.pop()
 
-    def steps(self, batch: int, *, load: int = 0) -> float:
+    def steps(self, batch: int, *, context: int = CONTEXT_TOKENS, load: int = 0) -> float:
         """Return the median decode step of a batch, with prompts of `load` tokens beside it without pause."""
         self.prompt_seconds.clear()
-        names = [self._add(CONTEXT_TOKENS, 10_000) for _ in range(batch)]
+        names = [self._add(context, 10_000) for _ in range(batch)]
         while self._num_running() < batch:
             self._step()
         seconds: list[float] = []
@@ -117,7 +124,14 @@ def measure(bench: Bench, shares: Sequence[float], batches: Sequence[int], *, mo
     """Return the whole profile."""
     bench.pin(1.0)
     prompts = {number: min(bench.prompt(number) for _ in range(PROMPT_REPEATS)) for number in PROMPTS}
-    alone = {batch: bench.steps(batch) for batch in batches}
+    contexts = [CONTEXT_TOKENS]
+    if (longest := bench.long_context(batches[-1])) >= 2 * CONTEXT_TOKENS:
+        contexts.append(longest)
+    alone = [
+        DecodePoint(batch=batch, context=context, step=bench.steps(batch, context=context))
+        for context in contexts
+        for batch in batches
+    ]
     prefill, decode = [], []
     for share in (*shares, 1.0):
         bench.pin(share)
@@ -127,14 +141,13 @@ def measure(bench: Bench, shares: Sequence[float], batches: Sequence[int], *, mo
         seconds = statistics.median(bench.prompt_seconds)
         prefill.append(PrefillOnShare(tokens=PROMPTS[-1], share=rest, seconds=seconds))
         log.info("share.measured", decode_share=share, seconds=list(beside.values()))
-    steps_alone = (DecodePoint(batch=batch, context=CONTEXT_TOKENS, step=seconds) for batch, seconds in alone.items())
     return ProfileFile(
         name=name,
         hardware=f"CPU {platform.machine()}, {len(all_cores())} cores",
         model=model,
         source=f"prfaas-colocate profile, {time.strftime('%Y-%m-%d', time.gmtime())}: medians of {STEPS} steps",
         prefill=PrefillPart(points=tuple(PrefillPoint(tokens=number, seconds=prompts[number]) for number in prompts)),
-        decode=DecodePart(points=tuple(steps_alone)),
+        decode=DecodePart(points=tuple(alone)),
         colocation=ColocationPart(
             partition="affinity", context=CONTEXT_TOKENS, decode=tuple(decode), prefill=tuple(prefill)
         ),
