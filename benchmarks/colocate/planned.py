@@ -25,6 +25,7 @@ from functools import partial
 from pathlib import Path
 
 import aiohttp
+import psutil
 
 from benchmarks.colocate.systems import MODEL, Endpoint
 from benchmarks.colocate.traffic import Client
@@ -41,8 +42,11 @@ from tools.processes import Children
 from tools.real_model import make_real_model
 from tools.stack import EAGER_ENVIRONMENT, ENGINE_ENVIRONMENT, Stack, script
 
-ENGINE_FLAGS = ("--enforce-eager", "--max-model-len", "4096", "--kv-cache-memory-bytes", str(1 << 30))
-SERVED_FLAGS = ("--served-model-name", MODEL, "--no-enable-prefix-caching", "--max-num-batched-tokens", "512")
+ENGINE_FLAGS = (
+    *("--enforce-eager", "--max-model-len", "4096", "--kv-cache-memory-bytes", str(1 << 30)),
+    *("--max-num-batched-tokens", "512"),
+)
+SERVED_FLAGS = ("--served-model-name", MODEL, "--no-enable-prefix-caching")
 BATCH = 16  # The largest batch of a profile.
 REMOTE_TOKENS = 8 * 128 + 2  # The prefill leg lacks the last token, and computes the one after eight whole blocks.
 
@@ -85,13 +89,17 @@ MIXES = (
 
 @dataclass(frozen=True)
 class Site:
-    """The colocated instance, and the engine of the other cluster."""
+    """The colocated instance, and the engine of the other cluster with its agent as `others`."""
 
     local: Endpoint
     remote: Endpoint
+    others: tuple[int, ...]
 
-    async def served(self, requests: list[Request], waiting: int, *, num_tokens: int, seed: int) -> float:
-        """Return the requests per second that the instance ends while `waiting` others are under way."""
+    async def served(self, requests: list[Request], waiting: int, *, num_tokens: int, seed: int) -> tuple[float, float]:
+        """Return the requests per second that the instance ends while `waiting` others are under way.
+
+        Return also the share of the machine that the other cluster and the clients took meanwhile.
+        """
         timeout, connector = aiohttp.ClientTimeout(total=None), aiohttp.TCPConnector(limit=0)
         async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
             # Clients of one seed draw the same prompts.
@@ -102,12 +110,12 @@ class Site:
             for request in requests:
                 if request.is_remote:
                     await prefill_only.ask(request.prompt_tokens, 1)
-            ends: list[float] = []
+            ends: list[tuple[float, float]] = []  # Time, and processor seconds of the other programs.
             places = asyncio.Semaphore(waiting)
 
             async def ask(request: Request) -> None:
                 await (remote if request.is_remote else local).ask(request.prompt_tokens, request.output_tokens)
-                ends.append(time.monotonic())
+                ends.append((time.monotonic(), self._other_seconds()))
                 places.release()
 
             tasks = []
@@ -117,7 +125,13 @@ class Site:
             await asyncio.gather(*tasks)
         # From the end of the first fifth until the last request was sent.
         last = len(requests) - waiting
-        return (last - 1 - last // 5) / (ends[last - 1] - ends[last // 5])
+        seconds, other_seconds = (end - start for end, start in zip(ends[last - 1], ends[last // 5], strict=True))
+        return (last - 1 - last // 5) / seconds, other_seconds / seconds / (os.cpu_count() or 1)
+
+    def _other_seconds(self) -> float:
+        processes = [psutil.Process(pid) for pid in self.others]
+        tree = [*processes, *(child for process in processes for child in process.children(recursive=True))]
+        return time.process_time() + sum(sum(process.cpu_times()[:2]) for process in tree)
 
 
 def planned(mix: Mix, requests: list[Request], model: Path, options: argparse.Namespace) -> tuple[float, float, float]:
@@ -164,7 +178,8 @@ def running_site(directory: Path, model: Path, options: argparse.Namespace) -> I
         grant = partial(
             grant_of, MODEL, source=agents["east"], destination=agents["west"], key=grant_key(stack), seconds=600.0
         )
-        site = Site(Endpoint(west), Endpoint(west, east, grant))
+        others = (east.child.process.pid, agents["east"].child.process.pid)
+        site = Site(Endpoint(west), Endpoint(west, east, grant), others)
         site.remote.wait(children)
         yield site
 
@@ -194,16 +209,18 @@ def main() -> int:
             _measure_profile(model, options.profile)
         num_tokens = json.loads((model / "config.json").read_text())["vocab_size"]
         sys.stdout.write(
-            "| mix | a, b | planned (req/s) | served (req/s) | served / planned |\n|---|---|---|---|---|\n"
+            "| mix | a, b | planned (req/s) | served (req/s) | served / planned | others' share | without it |\n"
+            "|---|---|---|---|---|---|---|\n"
         )
         with running_site(Path(temporary), model, options) as site:
             # Agents keep KV, so no two rounds may have equal prompts.
             for seed, mix in enumerate(MIXES * options.rounds, start=1):
                 requests = mix.requests(options.requests)
                 promised, *roles = planned(mix, requests, model, options)
-                rate = asyncio.run(site.served(requests, options.waiting, num_tokens=num_tokens, seed=seed))
+                rate, others = asyncio.run(site.served(requests, options.waiting, num_tokens=num_tokens, seed=seed))
                 cells = [mix.name, ", ".join(f"{role:.2f}" for role in roles), f"{promised:.2f}", f"{rate:.2f}"]
-                sys.stdout.write(f"| {' | '.join(cells)} | {rate / promised:.0%} |\n")
+                cells += [f"{ratio:.0%}" for ratio in (rate / promised, others, rate / promised / (1 - others))]
+                sys.stdout.write(f"| {' | '.join(cells)} |\n")
                 sys.stdout.flush()
     return 0
 
