@@ -201,6 +201,7 @@ async def test_changed_link_shows_at_once(stage: Stage) -> None:
     await until_true(lambda: _has(stage.window.text(TILE_OF_T), *cause, "→ 500: link below 60 %"))
     await until_true(lambda: _has(stage.event("congestion"), " to ", *cause[1:]))
     assert "still going" not in await stage.event("congestion")
+    assert await _has(stage.window.text("#notices"), "Incidents ended", "Threshold raised east → west")
 
 
 async def test_each_step_of_t_shows_with_its_own_cause(stage: Stage) -> None:

@@ -8,6 +8,7 @@ import { incidents, inWords, recentIncidents, RECENT_SECONDS } from "./timeline.
 const MOODS = ["bad", "busy", "good", "idle"];
 const FAILED_RATIO = 0.01;
 const FELL_BACK_RATIO = 0.05;
+const MAX_RECENT = 3;
 
 // Returns findings as {mood, text}, worst first.
 export function findings({ now, figures }) {
@@ -96,7 +97,9 @@ export function showHealth(view) {
   // Screen readers hear of a change of health, not of each figure in the sentence.
   setText(byId("health-status"), first.mood === "good" ? "Healthy." : `${words}.`);
   const rest = found.filter((item) => item !== first && item.text !== first.text).map((item) => `${item.text}.`);
-  if (recent.length) rest.unshift(`Incidents ended in the last ${seconds(RECENT_SECONDS)}: ${recent.map(inWords).join("; ")}.`);
+  const more = recent.length > MAX_RECENT ? `; and ${count(recent.length - MAX_RECENT)} more` : "";
+  const named = recent.slice(0, MAX_RECENT).map(inWords).join("; ");
+  if (recent.length) rest.unshift(`Incidents ended in the last ${seconds(RECENT_SECONDS)}: ${named}${more}.`);
   const list = byId("notices");
   if ([...list.children].map((item) => item.textContent).join("\n") !== rest.join("\n")) {
     list.replaceChildren(...rest.map((text) => html("li", {}, text)));

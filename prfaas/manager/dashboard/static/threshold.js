@@ -26,7 +26,7 @@ export class Threshold {
     });
     this.plot.update(figures, series, marksOf(figures));
     const line = byId("threshold-now");
-    const raised = now.paths.filter((path) => path.multiplier > 1).map((path) => `; over ${nameOf(path)}, those above ${tokens(path.threshold_tokens)}`);
+    const raised = now.paths.filter((path) => path.multiplier > 1).map((path) => `; at present, over ${nameOf(path)} only those above ${tokens(path.threshold_tokens)}`);
     setText(line, `Prompts with more than ${tokens(now.manager.threshold_tokens)} uncached tokens are prefilled by a PrfaaS cluster${raised.join("")}.`);
     if (isNoLimit(now.manager.threshold_tokens)) setText(line, "No limit: every prompt is prefilled locally.");
     Object.assign(line.dataset, { metric: metric("prfaas_manager_threshold_tokens"), value: now.manager.threshold_tokens });

@@ -52,8 +52,11 @@ export function incidents(changes) {
   return found.reverse();
 }
 
-// Incidents that have ended lately, however healthy the service is now.
-export const recentIncidents = ({ now, figures }) => incidents(figures.changes).filter((item) => moodOf(item) === "bad" && now.at - item.until < RECENT_SECONDS && item.until < Infinity);
+// Faults and congestions that have ended lately, however healthy the service is now.
+export function recentIncidents({ now, figures }) {
+  const isFault = (item) => moodOf(item) === "bad" || item.kind === "congestion";
+  return incidents(figures.changes).filter((item) => isFault(item) && now.at - item.until < RECENT_SECONDS && item.until < Infinity);
+}
 
 export function inWords(incident) {
   const { at, until, subject } = incident;
