@@ -62,9 +62,13 @@ class Bench:
         self._token_ids = (number * 7919 % (vocabulary - 3) + 3 for number in itertools.count())
         self._loads: dict[str, float] = {}  # Start of each prompt that runs beside decode.
         self.prompt_seconds: list[float] = []
-        self.max_batch = engine.vllm_config.scheduler_config.max_num_seqs - 1  # Beside one prompt.
         self._max_model_len: int = engine.vllm_config.model_config.max_model_len
-        self._kv_tokens: int = engine.vllm_config.cache_config.kv_cache_size_tokens
+        self._kv_tokens: int = (
+            engine.vllm_config.cache_config.kv_cache_size_tokens * 3 // 4
+        )  # The rest is for new tokens.
+        # Beside one prompt. A larger batch would never run as a whole.
+        most = (self._kv_tokens - PROMPTS[-1]) // CONTEXT_TOKENS
+        self.max_batch = min(engine.vllm_config.scheduler_config.max_num_seqs - 1, most)
 
     def pin(self, share: float) -> None:
         """Pin decode's share of the cores; 1 gives all cores to both."""
@@ -72,7 +76,7 @@ class Bench:
 
     def long_context(self, batch: int) -> int:
         """Return the longest context of a batch that the KV cache and the model's length leave room for."""
-        return min(LONG_CONTEXT_TOKENS, self._max_model_len * 3 // 4, self._kv_tokens * 3 // 4 // batch)
+        return min(LONG_CONTEXT_TOKENS, self._max_model_len * 3 // 4, self._kv_tokens // batch)
 
     def prompt(self, num_tokens: int) -> float:
         """Return the seconds from a prompt's arrival to its token, with nothing beside it."""
@@ -158,7 +162,7 @@ def write_profile(config: ColocateConfig, flags: Sequence[str]) -> None:
     """Measure every share of this machine's cores, and write the file.
 
     Raises:
-        ConfigError: There is one core only, which cannot be shared, or vLLM's flags allow no batch beside a prompt.
+        ConfigError: There is one core only, which cannot be shared, or vLLM's flags leave no room for a batch beside a prompt.
     """
     assert config.profile is not None
     shares = core_shares(len(all_cores()))
@@ -167,7 +171,7 @@ def write_profile(config: ColocateConfig, flags: Sequence[str]) -> None:
     with running_bench(replace(config, profile=None), flags) as bench:
         batches = tuple(batch for batch in BATCHES if batch <= bench.max_batch)
         if not batches:
-            raise ConfigError("--max-num-seqs: a profile needs at least 2")
+            raise ConfigError("a profile needs --max-num-seqs of at least 2, and KV memory for 2,048 tokens")
         file = measure(bench, shares, batches, model=str(config.model), name=config.profile.stem)
         config.profile.write_text(show(file), encoding="utf-8")
     log.info("profile.written", path=str(config.profile))
